@@ -1,0 +1,3 @@
+"""Offline reinforcement learning with universal horizon models."""
+
+__version__ = "0.1.0"
