@@ -39,8 +39,8 @@ class _Row(NamedTuple):
 
 
 def _read(name: str) -> list[dict[str, str]]:
-    with resources.files("uhm").joinpath("paper", name).open(newline="") as file:
-        return list(csv.DictReader(file))
+    text = resources.files("uhm").joinpath("paper", name).read_text()
+    return list(csv.DictReader(text.splitlines()))
 
 
 @functools.cache

@@ -73,7 +73,14 @@ class Task:
 
 
 def _environment(
-    suite: str, gym_name: str, kind: str, domain: Domain, sizes: tuple[int, int], limit: int, default: int, millions: int
+    suite: str,
+    gym_name: str,
+    kind: str,
+    domain: Domain,
+    sizes: tuple[int, int],
+    limit: int,
+    default: int,
+    millions: int,
 ) -> Environment:
     long = suite == "long-horizon"
     name = f"{gym_name}-{kind}"
@@ -99,7 +106,7 @@ _L: Domain = "locomotion"
 _M: Domain = "manipulation"
 # suite, environment, data type, domain, (observation, action) size, episode limit, default task, million transitions.
 # Sizes are those of the official files: explore sets hold 5M and humanoidmaze 2M where the paper says "1M".
-_TABLE = (
+_TABLE: tuple[tuple[str, str, str, Domain, tuple[int, int], int, int, int], ...] = (
     ("standard", "antmaze-large", "navigate", _L, (29, 8), 1000, 1, 1),
     ("standard", "antmaze-giant", "navigate", _L, (29, 8), 1000, 1, 1),
     ("standard", "humanoidmaze-medium", "navigate", _L, (69, 21), 2000, 1, 2),

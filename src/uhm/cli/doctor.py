@@ -1,0 +1,28 @@
+"""`uhm doctor`."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Doctor:
+    """Show versions, devices, rendering, data and network, and warn about what would spoil results."""
+
+    data_dir: Path | None = None
+    """Where data live (default: $UHM_DATA_DIR, else ~/.ogbench/data)."""
+    json: bool = False
+    """Print JSON for machines."""
+
+    def __call__(self) -> int:
+        from rich.console import Console
+
+        from uhm import doctor
+        from uhm.data.source import data_directory
+
+        found = doctor.report(data_directory(self.data_dir))
+        if self.json:
+            print(json.dumps(found, indent=2))
+        else:
+            Console().print(doctor.render(found))
+        return 0

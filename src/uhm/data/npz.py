@@ -1,0 +1,105 @@
+"""Reading npz files without trust and without a second copy in memory.
+
+`NpzFile` looks at the headers only; `rows` streams chosen arrays in blocks of rows, so that a file of any size,
+compressed or not, passes through a fixed amount of memory on its way to where it will live. Object arrays, and with
+them pickles, are refused before a single byte of them is read.
+"""
+
+import contextlib
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from uhm.errors import UhmError
+
+
+class ArrayInfo(NamedTuple):
+    """What an array's header says."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+class NpzFile:
+    """The headers of an npz file: `arrays` maps a field's name to its shape and type."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.arrays: dict[str, ArrayInfo] = {}
+        if not path.is_file():
+            raise UhmError(f"{path}: no such file.")
+        try:
+            with zipfile.ZipFile(path) as archive:
+                for member in archive.namelist():
+                    if member.endswith(".npy"):
+                        with archive.open(member) as stream:
+                            name = member.removesuffix(".npy")
+                            self.arrays[name] = _read_header(stream, path, name)
+        except (zipfile.BadZipFile, EOFError, OSError) as error:
+            raise UhmError(
+                f"{path}: not a readable npz file ({error}); it may be half a download: delete it and get it again."
+            ) from error
+
+    def require(self, name: str, ndim: int) -> ArrayInfo:
+        """The header of field `name`, which must exist, be numeric and have `ndim` dimensions."""
+        if name not in self.arrays:
+            raise UhmError(f"{self.path}: field '{name}' is missing; it has {', '.join(self.arrays) or 'no fields'}.")
+        info = self.arrays[name]
+        if info.dtype.kind not in "fiub":
+            raise UhmError(f"{self.path}: field '{name}' has type {info.dtype}, expected numbers.")
+        if len(info.shape) != ndim:
+            raise UhmError(f"{self.path}: field '{name}' has shape {info.shape}, expected {ndim} dimension(s).")
+        return info
+
+    def rows(self, names: Iterable[str], block: int = 1 << 16) -> Iterator[dict[str, np.ndarray]]:
+        """The named arrays in step, `block` rows at a time; they must have the same number of rows."""
+        names = list(names)
+        total = self.arrays[names[0]].shape[0]
+        for name in names:
+            if self.arrays[name].shape[0] != total:
+                raise UhmError(
+                    f"{self.path}: field '{name}' has {self.arrays[name].shape[0]} rows, '{names[0]}' has {total}."
+                )
+        with contextlib.ExitStack() as stack:
+            try:
+                archive = stack.enter_context(zipfile.ZipFile(self.path))
+                streams = {name: stack.enter_context(archive.open(f"{name}.npy")) for name in names}
+                for name, stream in streams.items():
+                    _read_header(stream, self.path, name)
+                for start in range(0, total, block):
+                    count = min(block, total - start)
+                    yield {name: _read_rows(streams[name], self.arrays[name], count) for name in names}
+            except (zipfile.BadZipFile, EOFError, OSError) as error:
+                raise UhmError(f"{self.path}: damaged ({error}); delete it and get it again.") from error
+
+
+def _read_header(stream: Any, path: Path, name: str) -> ArrayInfo:
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        else:
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+    except ValueError as error:
+        raise UhmError(f"{path}: field '{name}' is not a numpy array ({error}).") from error
+    if dtype.hasobject:
+        raise UhmError(f"{path}: field '{name}' holds Python objects (a pickle), which are never loaded.")
+    if fortran and len(shape) > 1:
+        raise UhmError(f"{path}: field '{name}' is stored column by column; save it in C order.")
+    return ArrayInfo(shape, dtype)
+
+
+def _read_rows(stream: Any, info: ArrayInfo, count: int) -> np.ndarray:
+    out = np.empty((count, *info.shape[1:]), info.dtype)
+    view = out.reshape(-1).view(np.uint8).data
+    filled = 0
+    while filled < len(view):
+        data = stream.read(len(view) - filled)
+        if not data:
+            raise EOFError(f"ends after {filled} of {len(view)} bytes")
+        view[filled : filled + len(data)] = data
+        filled += len(data)
+    return out

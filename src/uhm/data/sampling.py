@@ -1,0 +1,203 @@
+"""Samplers: which rows to draw, and what to gather from them.
+
+`draw` is pure JAX on the small trajectory index; `gather` is plain indexing and takes JAX or numpy arrays alike. A
+sampler called inside jit (and vmapped over members) on data that live on the device, and `batches` on memory-mapped
+data, therefore give the same batches for the same keys.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int, Key, PRNGKeyArray
+
+from uhm.data.dataset import Array, Dataset
+
+
+class Transitions(NamedTuple):
+    """(s, a, r, m, s', a'); a' is the action stored at the next row of the same trajectory, which always exists."""
+
+    observations: Float[Array, "*batch observation"]
+    actions: Float[Array, "*batch action"]
+    rewards: Float[Array, "*batch"]
+    masks: Float[Array, "*batch"]
+    next_observations: Float[Array, "*batch observation"]
+    next_actions: Float[Array, "*batch action"]
+
+
+class Windows(NamedTuple):
+    """Rows t .. t + K. Only the first `valid` rows after t belong to the trajectory; later ones repeat its last row."""
+
+    observations: Float[Array, "*batch rows observation"]
+    actions: Float[Array, "*batch rows action"]
+    rewards: Float[Array, "*batch rows"]
+    masks: Float[Array, "*batch rows"]
+    valid: Int[Array, "*batch"]
+
+
+class Chunks(NamedTuple):
+    """s_t, the h actions, rewards and masks from row t on, and s_{t+h}."""
+
+    observations: Float[Array, "*batch observation"]
+    actions: Float[Array, "*batch h action"]
+    rewards: Float[Array, "*batch h"]
+    masks: Float[Array, "*batch h"]
+    next_observations: Float[Array, "*batch observation"]
+
+
+class Sampler(NamedTuple):
+    """`sampler(dataset, key)` is one batch; the two halves are apart so that data may stay on the host."""
+
+    draw: Callable[[Dataset, PRNGKeyArray], Int[jax.Array, " batch"]]
+    gather: Callable[[Dataset, Int[Array, "*batch"]], Any]
+
+    def __call__(self, dataset: Dataset, key: PRNGKeyArray) -> Any:
+        return self.gather(dataset, self.draw(dataset, key))
+
+
+def transitions(batch_size: int) -> Sampler:
+    """Transitions, uniform over all that are stored."""
+    return Sampler(_uniform(batch_size, 1), gather_transitions)
+
+
+def windows(batch_size: int, k: int) -> Sampler:
+    """A transition's row and up to `k` rows after it, uniform over all transitions."""
+    return Sampler(_uniform(batch_size, 1), lambda dataset, rows: gather_windows(dataset, rows, k))
+
+
+def chunks(batch_size: int, h: int) -> Sampler:
+    """`h` actions in a row, uniform over the rows from which h transitions are stored."""
+    return Sampler(_uniform(batch_size, h), lambda dataset, rows: gather_chunks(dataset, rows, h))
+
+
+def _uniform(batch_size: int, steps: int) -> Callable[[Dataset, PRNGKeyArray], Int[jax.Array, " batch"]]:
+    def draw(dataset: Dataset, key: PRNGKeyArray) -> Int[jax.Array, " batch"]:
+        # The rows from which `steps` steps can be taken are a prefix of `starts`.
+        index = jax.random.randint(key, (batch_size,), 0, jnp.asarray(dataset.counts)[steps])
+        return jnp.asarray(dataset.starts)[index]
+
+    return draw
+
+
+def gather_transitions(dataset: Dataset, rows: Int[Array, "*batch"]) -> Transitions:
+    return Transitions(
+        observations=dataset.observations[rows],
+        actions=dataset.actions[rows],
+        rewards=_column(dataset.rewards, dataset.task, rows),
+        masks=_column(dataset.masks, dataset.task, rows),
+        next_observations=dataset.observations[rows + 1],
+        next_actions=dataset.actions[rows + 1],
+    )
+
+
+def gather_windows(dataset: Dataset, rows: Int[Array, "*batch"], k: int) -> Windows:
+    last = dataset.last[rows]
+    # `.clip` because numpy and JAX arrays both have it; `np.minimum` would refuse a traced array.
+    span = (rows[..., None] + np.arange(k + 1, dtype=np.int32)).clip(None, last[..., None])
+    return Windows(
+        observations=dataset.observations[span],
+        actions=dataset.actions[span],
+        rewards=_column(dataset.rewards, dataset.task, span),
+        masks=_column(dataset.masks, dataset.task, span),
+        valid=(last - rows).clip(None, k),
+    )
+
+
+def gather_chunks(dataset: Dataset, rows: Int[Array, "*batch"], h: int) -> Chunks:
+    span = rows[..., None] + np.arange(h, dtype=np.int32)
+    return Chunks(
+        observations=dataset.observations[rows],
+        actions=dataset.actions[span],
+        rewards=_column(dataset.rewards, dataset.task, span),
+        masks=_column(dataset.masks, dataset.task, span),
+        next_observations=dataset.observations[rows + h],
+    )
+
+
+def _column(columns: Array, task: Array, rows: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """One task's column at `rows`; members lead both `task` and `rows` when there are several."""
+    index = task.reshape(task.shape + (1,) * (rows.ndim - task.ndim))
+    return columns[index, rows].astype(np.float32)
+
+
+def batches(
+    sampler: Sampler, dataset: Dataset, keys: Iterable[Key[jax.Array, "..."]], *, prefetch: int = 2, device: Any = None
+) -> Generator[Any, None, None]:
+    """One batch on the device per item of `keys`: a key, or an array of keys with one entry per member (or per step
+    and member) when `dataset.task` has one.
+
+    Where the data live on the host, rows are drawn and gathered by a background thread, `prefetch` batches ahead.
+    """
+    if not dataset.on_host:
+        axes = (dataset.member_axes() if dataset.task.ndim else None, 0)
+        step = jax.jit(lambda data, key: _over(sampler, key.ndim, axes)(data, key))
+        for key in keys:
+            yield step(dataset, key)
+        return
+
+    # The index is small: it goes to the CPU device once, the rows come back as numpy.
+    cpu = jax.devices("cpu")[0]
+    index = jax.device_put((dataset.starts, dataset.counts), cpu)
+
+    def draw_rows(pair: tuple[jax.Array, jax.Array], key: Key[jax.Array, "..."]) -> jax.Array:
+        view = eqx.tree_at(lambda d: (d.starts, d.counts), dataset, pair)
+        return _over(lambda _, k: sampler.draw(view, k), key.ndim, (None, 0))(None, key)
+
+    draw = jax.jit(draw_rows)
+
+    def produce(key: Key[jax.Array, "..."]) -> Any:
+        rows = np.asarray(draw(index, jax.device_put(key, cpu)))
+        tasks = np.broadcast_to(dataset.task, rows.shape[:-1]) if dataset.task.ndim else dataset.task
+        return jax.device_put(sampler.gather(dataset.with_task(tasks), rows), device)
+
+    yield from _prefetched(produce, keys, prefetch)
+
+
+def _over(function: Callable, depth: int, axes: tuple) -> Callable:
+    """`function(dataset, key)` mapped over the `depth` leading axes of an array of keys; members are the last one."""
+    for level in range(depth):
+        function = jax.vmap(function, in_axes=axes if level == 0 else (None, 0))
+    return function
+
+
+def _prefetched(produce: Callable[[Any], Any], items: Iterable[Any], depth: int) -> Iterator[Any]:
+    """`map(produce, items)` computed by a thread that stays `depth` results ahead; its errors are raised here."""
+    results: queue.Queue = queue.Queue(maxsize=depth)
+    stop = threading.Event()
+
+    def put(kind: str, value: Any) -> None:
+        while not stop.is_set():
+            try:
+                return results.put((kind, value), timeout=0.1)
+            except queue.Full:
+                continue
+        return None
+
+    def work() -> None:
+        try:
+            for item in items:
+                if stop.is_set():
+                    return
+                put("batch", produce(item))
+            put("end", None)
+        except BaseException as error:  # whatever went wrong belongs to the consumer
+            put("error", error)
+
+    thread = threading.Thread(target=work, daemon=True, name="uhm-prefetch")
+    thread.start()
+    try:
+        while True:
+            kind, value = results.get()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise value
+            yield value
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,205 @@
+"""`load`: one call for every source of data.
+
+OGBench's files are looked for in one directory, whether they were placed there, downloaded or generated; a path to an
+npz file or `minari:NAME` is a user's own data. Rows are streamed into arrays of their final size, so loading needs the
+data's size in memory once; with `placement="host"` they are streamed to flat files beside the data and memory-mapped.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from uhm import tasks
+from uhm.data import files
+from uhm.data.dataset import ACTION_LIMIT, Dataset, last_rows, make_dataset
+from uhm.data.goals import goals
+from uhm.data.npz import NpzFile
+from uhm.errors import UhmError
+from uhm.tasks import Environment, Task
+
+DEFAULT_DATA_DIR = Path("~/.ogbench/data")
+CACHE = ".uhm-cache"
+CACHE_FORMAT = 1
+
+Split = Literal["train", "val"]
+Allocate = Callable[[str, tuple[int, ...], type], np.ndarray]
+
+
+def data_directory(data_dir: Path | str | None = None) -> Path:
+    """Where data live: the argument, else UHM_DATA_DIR, else OGBench's own directory."""
+    return Path(data_dir or os.environ.get("UHM_DATA_DIR") or DEFAULT_DATA_DIR).expanduser()
+
+
+def load(
+    what: str | Environment | Task | Sequence[Task],
+    *,
+    data_dir: Path | str | None = None,
+    split: Split = "train",
+    placement: Literal["device", "host"] = "device",
+    transitions: int | None = None,
+    dataset: str | None = None,
+) -> Dataset:
+    """The data of an environment (all five tasks), of some of its tasks, of an npz file, or of `minari:NAME`.
+
+    `transitions` cuts after the first trajectories that hold as many; for the 100M sets it defaults to the paper's 10M,
+    which reads only the first shards. `dataset` names another data set of the same environment, such as
+    `cube-triple-play-v0`.
+    """
+    if isinstance(what, str) and (what.startswith(files.MINARI) or what.endswith(".npz")):
+        own = files.load_minari(what.removeprefix(files.MINARI)) if ":" in what else files.load_npz(Path(what))
+        return own if placement == "host" else own.to_device()
+    wanted = _tasks(what)
+    environment = wanted[0].environment
+    paths = find(environment, data_directory(data_dir), split, dataset)
+    limit = transitions or (environment.transitions if len(paths) > 1 and split == "train" else None)
+    if placement == "host":
+        loaded = _cached(environment, paths, limit, data_directory(data_dir))
+    else:
+        loaded = _read(environment, paths, limit, _aligned)
+    columns = [task.index - 1 for task in wanted]
+    if columns != list(range(tasks.TASKS_PER_ENVIRONMENT)):
+        loaded["rewards"], loaded["masks"] = loaded["rewards"][columns], loaded["masks"][columns]
+    built = make_dataset(**loaded, names=tuple(task.name for task in wanted), source=str(paths[0]))
+    return built if placement == "host" else built.to_device()
+
+
+def _tasks(what: str | Environment | Task | Sequence[Task]) -> tuple[Task, ...]:
+    if isinstance(what, str):
+        what = tasks.resolve(what)
+    if isinstance(what, Environment):
+        return what.tasks
+    wanted = (what,) if isinstance(what, Task) else tuple(what)
+    environments = {task.environment.name for task in wanted}
+    if len(environments) != 1:
+        raise UhmError(
+            f"one data set holds one environment, not {len(environments)}: {', '.join(sorted(environments))}."
+        )
+    return wanted
+
+
+def find(environment: Environment, data_dir: Path, split: Split = "train", dataset: str | None = None) -> list[Path]:
+    """The files of a data set: one, or the shards of a folder in order."""
+    name = dataset or environment.dataset
+    single, folder = data_dir / f"{name}{'' if split == 'train' else '-val'}.npz", data_dir / name
+    if single.is_file():
+        return [single]
+    if folder.is_dir():
+        shards = sorted(p for p in folder.glob("*.npz") if p.stem.endswith("-val") == (split == "val"))
+        if shards:
+            return shards
+    raise UhmError(
+        f"no {split} data for {environment.name} in {data_dir}: "
+        f"make them with `uhm data make {environment.name}`, get them with `uhm data get {environment.name}`, "
+        f"or place {name}.npz there."
+    )
+
+
+def _read(environment: Environment, paths: list[Path], limit: int | None, allocate: Allocate) -> dict[str, np.ndarray]:
+    """Stream the files into arrays made by `allocate(name, shape, dtype)`, checking and relabelling on the way."""
+    opened = [_checked(environment, path) for path in paths]
+    terminals, opened = _terminals(opened, limit)
+    last_rows(terminals, str(paths[0]))  # refuse impossible trajectories before anything is written
+    rows, goal = len(terminals), goals(environment)
+    out = {
+        "observations": allocate("observations", (rows, environment.observation_size), np.float32),
+        "actions": allocate("actions", (rows, environment.action_size), np.float32),
+        "terminals": allocate("terminals", (rows,), np.bool_),
+        "rewards": allocate("rewards", (tasks.TASKS_PER_ENVIRONMENT, rows), np.int8),
+        "masks": allocate("masks", (tasks.TASKS_PER_ENVIRONMENT, rows), np.bool_),
+    }
+    out["terminals"][:] = terminals
+    start = 0
+    for file in opened:
+        first = start
+        for field in goal.fields:
+            file.require(field, 2)
+        for block in file.rows(("observations", "actions", *goal.fields)):
+            block = {name: values[: rows - start] for name, values in block.items()}
+            stop = start + len(block["observations"])
+            for field in ("observations", "actions"):
+                files.check_finite(block[field], field, str(file.path), start - first)
+            out["observations"][start:stop] = block["observations"]
+            out["actions"][start:stop] = np.clip(block["actions"], -ACTION_LIMIT, ACTION_LIMIT)
+            out["rewards"][:, start:stop], out["masks"][:, start:stop] = goal.label(block)
+            start = stop
+            if start == rows:
+                return out
+    return out
+
+
+def _aligned(_: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """An empty array on a 64-byte boundary, which JAX's CPU device takes over as it is instead of copying."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _checked(environment: Environment, path: Path) -> NpzFile:
+    """The file's headers, which must fit the environment."""
+    file = NpzFile(path)
+    for field, size in (("observations", environment.observation_size), ("actions", environment.action_size)):
+        info = file.require(field, 2)
+        if info.dtype.kind != "f":
+            raise UhmError(f"{path}: field '{field}' has type {info.dtype}, expected floating point.")
+        if info.shape[1] != size:
+            raise UhmError(f"{path}: field '{field}' has size {info.shape[1]}, but {environment.name} has {size}.")
+    file.require("terminals", 1)
+    return file
+
+
+def _terminals(opened: list[NpzFile], limit: int | None) -> tuple[np.ndarray, list[NpzFile]]:
+    """The trajectory ends of the files that are needed, cut after `limit` transitions at a trajectory's end."""
+    parts: list[np.ndarray] = []
+    used: list[NpzFile] = []
+    have = 0
+    for file in opened:
+        if limit is not None and have >= limit:
+            break
+        part = np.concatenate([block["terminals"] for block in file.rows(("terminals",))]).astype(bool)
+        have += len(part) - int(part.sum())
+        parts.append(part)
+        used.append(file)
+    terminals = np.concatenate(parts)
+    if limit is not None and have > limit:
+        ends = np.flatnonzero(terminals)
+        transitions = ends + 1 - np.arange(1, len(ends) + 1)
+        enough = int(np.searchsorted(transitions, limit))
+        if enough < len(ends):
+            terminals = terminals[: ends[enough] + 1]
+    return terminals, used
+
+
+def _cached(environment: Environment, paths: list[Path], limit: int | None, data_dir: Path) -> dict[str, np.ndarray]:
+    """The rows as memory-mapped flat files, written once per state of the source files."""
+    stamp = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
+    digest = hashlib.sha256(repr((CACHE_FORMAT, environment.name, stamp, limit)).encode()).hexdigest()[:16]
+    folder = data_dir / CACHE / f"{environment.name}-{digest}"
+    names = ("observations", "actions", "terminals", "rewards", "masks")
+    if not folder.is_dir():
+        partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+        try:
+            partial.mkdir(parents=True, exist_ok=True)
+            written = _read(
+                environment,
+                paths,
+                limit,
+                lambda name, shape, dtype: np.lib.format.open_memmap(partial / f"{name}.npy", "w+", dtype, shape),
+            )
+            for array in written.values():
+                array.flush()  # type: ignore[attr-defined]
+            del written
+            if not folder.is_dir():
+                partial.rename(folder)
+        except OSError as error:
+            raise UhmError(
+                f"cannot write the memory-mapped copy in {folder.parent} ({error}); free some space."
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names}

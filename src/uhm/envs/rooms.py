@@ -1,0 +1,150 @@
+"""`rooms`: a point in the unit square with four rooms, small enough to learn on a laptop and to draw.
+
+A cross of walls 0.2 thick divides the square; each arm has one door. An action in [-1, 1]^2 moves the point by at most
+0.05 per axis, and a move into a wall stops along that axis only. Reward and termination follow OGBench: -1 until the
+state before the action is at the goal, 0 and termination there. The walls are thick on purpose: a critic leaks value
+through walls that are thinner than a few steps.
+
+All functions act on arrays of points, so thousands of walkers advance in one call.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from jaxtyping import Bool, Float
+
+STEP = 0.05
+WALL = (0.4, 0.6)  # the cross occupies this band of x and this band of y
+DOOR = 0.08  # half the width of a door
+DOORS = (0.2, 0.8)  # the doors' centres along either arm of the cross
+GOAL_RADIUS = 0.08
+START_NOISE = 0.05
+
+# Start and goal of each task: three corners to the opposite one, and two to a neighbouring room.
+TASKS = (
+    ((0.1, 0.1), (0.9, 0.9)),
+    ((0.9, 0.1), (0.1, 0.9)),
+    ((0.1, 0.9), (0.9, 0.1)),
+    ((0.9, 0.9), (0.1, 0.3)),
+    ((0.3, 0.1), (0.7, 0.3)),
+)
+GOALS = np.array([goal for _, goal in TASKS])
+
+
+def blocked(xy: Float[np.ndarray, "*n 2"]) -> Bool[np.ndarray, "*n"]:
+    """Whether a point is in a wall or outside the square."""
+    inside_band = (xy > WALL[0]) & (xy < WALL[1])
+    at_door = np.any(np.abs(xy[..., None] - np.array(DOORS)) < DOOR, axis=-1)
+    # The vertical wall is the band of x; it is open where y is at a door. Likewise the other way round.
+    wall_x = inside_band[..., 0] & ~at_door[..., 1]
+    wall_y = inside_band[..., 1] & ~at_door[..., 0]
+    outside = np.any((xy < 0) | (xy > 1), axis=-1)
+    return wall_x | wall_y | outside
+
+
+def move(xy: Float[np.ndarray, "*n 2"], action: Float[np.ndarray, "*n 2"]) -> Float[np.ndarray, "*n 2"]:
+    """One step: each axis in turn, and not at all where it would end in a wall."""
+    step = STEP * np.clip(action, -1.0, 1.0)
+    for axis in (0, 1):
+        moved = xy.copy()
+        moved[..., axis] += step[..., axis]
+        xy = np.where(blocked(moved)[..., None], xy, moved)
+    return xy
+
+
+def at_goal(xy: Float[np.ndarray, "*n 2"], goal: Float[np.ndarray, "*m 2"]) -> Bool[np.ndarray, "..."]:
+    return np.linalg.norm(xy - goal, axis=-1) <= GOAL_RADIUS
+
+
+class Rooms(gymnasium.Env):
+    """One task as a Gymnasium environment; `info["success"]` speaks of the state before the action, as in OGBench."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012  Gymnasium's own convention
+
+    def __init__(self, task: int = 1):
+        self.start, self.goal = (np.array(point) for point in TASKS[task - 1])
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.xy = self.start
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.xy = self.start + self.np_random.uniform(-START_NOISE, START_NOISE, 2)
+        return self.xy.astype(np.float32), {}
+
+    def step(self, action):
+        success = bool(at_goal(self.xy, self.goal))
+        self.xy = move(self.xy, np.asarray(action, np.float64))
+        return self.xy.astype(np.float32), float(success) - 1.0, success, False, {"success": float(success)}
+
+
+def walk(rng: np.random.Generator, walkers: int, rows: int) -> dict[str, np.ndarray]:
+    """`walkers` trajectories of `rows` rows by noisy, suboptimal walkers.
+
+    A walker heads for a random point, mostly one of its own room and else by way of the doors, in a random direction
+    around the cross, with heavy noise on its action and now and then a random action; on arrival it picks another.
+    """
+    xy = _free_points(rng, rng.integers(0, 2, (walkers, 2)))
+    target, clockwise = _next_target(rng, xy), rng.random(walkers) < 0.5
+    observations, actions = np.empty((walkers, rows, 2)), np.empty((walkers, rows, 2))
+    for t in range(rows):
+        there = np.linalg.norm(xy - target, axis=-1) < 2 * STEP
+        target = np.where(there[:, None], _next_target(rng, xy), target)
+        clockwise = np.where(there, rng.random(walkers) < 0.5, clockwise)
+        heading = _waypoint(xy, target, clockwise) - xy
+        direction = heading / np.maximum(np.linalg.norm(heading, axis=-1, keepdims=True), 1e-6)
+        action = direction + rng.normal(0.0, 0.5, (walkers, 2))
+        action = np.where(rng.random((walkers, 1)) < 0.1, rng.uniform(-1, 1, (walkers, 2)), action)
+        action = np.clip(action, -1.0, 1.0)
+        observations[:, t], actions[:, t] = xy, action
+        xy = move(xy, action)
+    terminals = np.zeros((walkers, rows), bool)
+    terminals[:, -1] = True
+    flat = observations.reshape(-1, 2).astype(np.float32)
+    return {
+        "observations": flat,
+        "actions": actions.reshape(-1, 2).astype(np.float32),
+        "terminals": terminals.reshape(-1),
+        "qpos": flat,
+    }
+
+
+def _free_points(rng: np.random.Generator, room: np.ndarray) -> np.ndarray:
+    """Uniform points in the given rooms, each a pair (right, top) of zeros and ones."""
+    return room * WALL[1] + rng.uniform(0.0, WALL[0], room.shape)
+
+
+def _next_target(rng: np.random.Generator, xy: np.ndarray) -> np.ndarray:
+    """Two times out of three in the same room, so that corners are visited as well as the way between doors."""
+    stay = rng.random((len(xy), 1)) < 2 / 3
+    return _free_points(rng, np.where(stay, xy > 0.5, rng.integers(0, 2, xy.shape)))
+
+
+def _waypoint(xy: np.ndarray, target: np.ndarray, clockwise: np.ndarray) -> np.ndarray:
+    """Where to head now: the target if it is in the same room, else through the next door in the walker's direction."""
+    room, goal_room = _room(xy), _room(target)
+    next_room = np.where(clockwise, room + 1, room - 1) % 4
+    centre = np.array(DOORS)[_CORNER]
+    here, there = centre[room], centre[next_room]
+    # First line up with the door in this room, then walk to the middle of the next one.
+    axis = (here != there).argmax(-1)
+    across = 1 - axis
+    pick = np.arange(len(xy))
+    lined_up = np.abs(xy[pick, across] - here[pick, across]) < DOOR - 0.02
+    through = np.where(lined_up[:, None], there, here)
+    return np.where((room == goal_room)[:, None] & ~_in_door(xy)[:, None], target, through)
+
+
+# The rooms in clockwise order, as indices into DOORS along x and y.
+_CORNER = np.array([(0, 0), (0, 1), (1, 1), (1, 0)])
+
+
+def _room(xy: np.ndarray) -> np.ndarray:
+    """The clockwise number of the room (or the half of the door) a point is in."""
+    right, top = xy[..., 0] > 0.5, xy[..., 1] > 0.5
+    return np.where(right, np.where(top, 2, 3), np.where(top, 1, 0))
+
+
+def _in_door(xy: np.ndarray) -> np.ndarray:
+    return np.any((xy > WALL[0]) & (xy < WALL[1]), axis=-1)

@@ -1,0 +1,96 @@
+"""A user's own data: npz files and Minari."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from uhm.data import load
+from uhm.errors import UhmError
+
+
+def columns(n=12):
+    rng = np.random.default_rng(0)
+    return {
+        "observations": rng.normal(size=(n, 3)),
+        "actions": rng.uniform(-1, 1, (n, 2)),
+        "terminals": np.arange(n) % 4 == 3,
+        "rewards": rng.normal(size=n),
+        "masks": (np.arange(n) % 4 != 1).astype(float),
+    }
+
+
+def test_own_npz(tmp_path):
+    mine = columns()
+    np.savez(tmp_path / "log.npz", allow_pickle=True, **mine)
+    data = load(str(tmp_path / "log.npz"), placement="host")
+    assert data.names == ("log",)
+    assert data.size == 9
+    np.testing.assert_allclose(data.rewards[0], mine["rewards"], rtol=1e-6)
+    np.testing.assert_array_equal(data.masks[0], mine["masks"] == 1)
+    assert data.observations.dtype == np.float32
+
+
+def test_masks_are_optional(tmp_path):
+    mine = columns()
+    del mine["masks"]
+    np.savez(tmp_path / "log.npz", allow_pickle=True, **mine)
+    assert load(str(tmp_path / "log.npz")).masks.all()
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"rewards": None}, "field 'rewards' is missing"),
+        ({"actions": 3.0 * np.ones((12, 2))}, r"'actions' reaches 3; scale actions to \[-1, 1\]"),
+        ({"masks": np.full(12, 0.5)}, "'masks' must be 0"),
+        ({"rewards": np.full(12, np.nan)}, "'rewards' has NaN"),
+    ],
+)
+def test_bad_own_files(edit, message, tmp_path):
+    mine = {k: v for k, v in {**columns(), **edit}.items() if v is not None}
+    np.savez(tmp_path / "log.npz", allow_pickle=True, **mine)
+    with pytest.raises(UhmError, match=message):
+        load(str(tmp_path / "log.npz"))
+
+
+def test_no_such_file():
+    with pytest.raises(UhmError, match="no such file"):
+        load("nowhere.npz")
+
+
+class Line(gymnasium.Env):
+    """Walks to 3 and terminates; Minari wants an environment that can be found by name."""
+
+    observation_space = gymnasium.spaces.Box(-10, 10, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.x = np.zeros(1, np.float32)
+        return self.x, {}
+
+    def step(self, action):
+        self.x = self.x + 1
+        return self.x, -1.0, bool(self.x[0] >= 3), False, {}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_minari(tmp_path, monkeypatch):
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+
+    gymnasium.register("uhm-line-v0", entry_point=f"{__name__}:Line")
+    env = minari.DataCollector(gymnasium.make("uhm-line-v0"))
+    for _ in range(2):
+        env.reset()
+        while not env.step(np.zeros(1, np.float32))[2]:
+            pass
+    env.create_dataset(
+        "line/three-v0", eval_env="uhm-line-v0", algorithm_name="none", author="none", author_email="a@b.c"
+    )
+    data = load("minari:line/three-v0", placement="host")
+    np.testing.assert_array_equal(data.observations[:, 0], [0, 1, 2, 3, 0, 1, 2, 3])
+    np.testing.assert_array_equal(data.masks[0], [1, 1, 0, 1, 1, 1, 0, 1])
+    np.testing.assert_array_equal(data.rewards[0], [-1, -1, -1, 0, -1, -1, -1, 0])
+    assert data.size == 6
+    with pytest.raises(UhmError, match="minari download no/such-v0"):
+        load("minari:no/such-v0")

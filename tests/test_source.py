@@ -1,0 +1,233 @@
+"""Loading: rewards and masks against OGBench's own relabelling, both placements, shards, and every kind of bad file."""
+
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import numpy as np
+import ogbench
+import pytest
+
+from uhm import envs, tasks
+from uhm.data import source
+from uhm.data.goals import goals
+from uhm.errors import UhmError
+
+
+def fabricate(environment, trajectories=6, rows=40, seed=0):
+    """Rows that are scattered around the goals of all five tasks, so that every relabelling rule is exercised."""
+    rng = np.random.default_rng(seed)
+    n = trajectories * rows
+    columns = {
+        "observations": rng.normal(size=(n, environment.observation_size)).astype(np.float32),
+        "actions": rng.uniform(-1, 1, (n, environment.action_size)).astype(np.float32),
+        "terminals": np.tile(np.arange(rows) == rows - 1, trajectories),
+    }
+    env = envs.make(environment.tasks[0])
+    env.reset()
+    raw = env.unwrapped
+    pick = rng.integers(0, 5, n)
+    if environment.domain == "locomotion":
+        width = 2 if "pointmaze" in environment.name else 15 + 7 * ("soccer" in environment.name)
+        qpos = rng.normal(size=(n, width))
+        first = 15 if "soccer" in environment.name else 0
+        targets = np.array([info["goal_xy"] for info in raw.task_infos])  # type: ignore[attr-defined]
+        qpos[:, first : first + 2] = targets[pick] + rng.normal(0, 0.6, (n, 2))
+    else:
+        qpos = np.tile(raw._data.qpos, (n, 1))  # type: ignore[attr-defined]
+        for task in range(5):
+            raw._reward_task_id = task + 1  # type: ignore[attr-defined]
+            env.reset()
+            mine = pick == task
+            for cube, target in enumerate(raw._data.mocap_pos):  # type: ignore[attr-defined]
+                at = 14 + 7 * cube
+                qpos[mine, at : at + 3] = target + rng.normal(0, 0.02, (mine.sum(), 3))
+            buttons = getattr(raw, "_target_button_states", None)
+            if buttons is not None:
+                flips = rng.random((mine.sum(), len(buttons))) < 0.5 / len(buttons)
+                columns.setdefault("button_states", np.zeros((n, len(buttons)), np.int64))[mine] = buttons ^ flips
+            if environment.name.startswith("scene"):
+                slides = np.array([raw._target_drawer_pos, raw._target_window_pos])  # type: ignore[attr-defined]
+                qpos[mine, -2:] = slides + rng.normal(0, 0.03, (mine.sum(), 2))
+    env.close()
+    columns["qpos"] = qpos.astype(np.float32)
+    columns["qvel"] = np.zeros((n, 1), np.float32)
+    return columns
+
+
+def write(folder, environment, columns, compressed=False):
+    save = np.savez_compressed if compressed else np.savez
+    for suffix in ("", "-val"):
+        save(folder / f"{environment.dataset.replace('-100m', '')}{suffix}.npz", allow_pickle=True, **columns)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cube-double-play", "scene-play", "puzzle-3x3-play", "pointmaze-medium-navigate", "antsoccer-arena-navigate"],
+)
+def test_rewards_and_masks_are_those_of_ogbench(name, tmp_path):
+    environment = tasks.environment(name)
+    columns = fabricate(environment)
+    write(tmp_path, environment, columns, compressed=True)
+    mine = source.load(environment, data_dir=tmp_path, placement="host")
+    for index, task in enumerate(environment.tasks):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            env, train, _ = ogbench.make_env_and_datasets(  # type: ignore[misc]
+                task.ogbench_id, dataset_dir=str(tmp_path), compact_dataset=True
+            )
+            env.close()
+        np.testing.assert_array_equal(mine.rewards[index], train["rewards"])
+        np.testing.assert_array_equal(mine.masks[index], train["masks"])
+        np.testing.assert_array_equal(mine.observations, train["observations"])
+        starts = np.flatnonzero(train["valids"])
+        np.testing.assert_array_equal(np.sort(mine.starts), starts)
+        assert 0 < (~mine.masks[index]).sum() < len(columns["actions"]), "the rows must tell the rules apart"
+
+
+@pytest.fixture(scope="module")
+def maze(tmp_path_factory):
+    """A small pointmaze set as one file, compressed and not, and as a folder of three shards."""
+    environment = tasks.environment("pointmaze-medium-navigate")
+    folder = tmp_path_factory.mktemp("maze")
+    columns = fabricate(environment)
+    write(folder, environment, columns)
+    (folder / "shards").mkdir()
+    for shard in range(3):
+        part = fabricate(environment, trajectories=2, seed=shard + 1)
+        np.savez_compressed(
+            folder / "shards" / f"pointmaze-medium-navigate-v0-{shard:03d}.npz", allow_pickle=True, **part
+        )
+    return environment, folder, columns
+
+
+def same(a, b):
+    for field in ("observations", "actions", "rewards", "masks", "starts", "last", "counts"):
+        np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
+
+
+def test_host_and_device_placement_hold_the_same_rows(maze):
+    environment, folder, _ = maze
+    on_device = source.load(environment, data_dir=folder)
+    mapped = source.load(environment, data_dir=folder, placement="host")
+    again = source.load(environment, data_dir=folder, placement="host")
+    assert isinstance(mapped.observations, np.memmap)
+    assert not on_device.on_host
+    same(on_device, mapped)
+    same(mapped, again)
+
+
+def test_one_task_is_one_column_of_the_same_rows(maze):
+    environment, folder, _ = maze
+    every = source.load(environment, data_dir=folder)
+    one = source.load("pointmaze-medium-navigate-task3", data_dir=folder)
+    assert one.names == ("pointmaze-medium-navigate-task3",)
+    np.testing.assert_array_equal(one.rewards[0], every.rewards[2])
+
+
+def test_shards_are_read_in_order_and_only_as_many_as_needed(maze):
+    environment, folder, _ = maze
+    every = source.load(environment, data_dir=folder, dataset="shards", placement="host", transitions=10_000)
+    assert every.size == 3 * 2 * 39
+    first = source.load(environment, data_dir=folder, dataset="shards", placement="host", transitions=100)
+    # 39 transitions a trajectory: the third one passes 100, and trajectories are never cut.
+    assert first.size == 3 * 39
+    np.testing.assert_array_equal(first.observations, every.observations[: 3 * 40])
+
+
+def test_actions_are_clipped_inside_the_reach_of_tanh(maze):
+    environment, folder, columns = maze
+    columns = {**columns, "actions": np.sign(columns["actions"])}
+    other = folder / "clip"
+    other.mkdir()
+    write(other, environment, columns)
+    actions = source.load(environment, data_dir=other, placement="host").actions
+    assert np.abs(actions).max() < 1.0
+    assert np.abs(actions).min() > 0.9999
+
+
+def test_memory_for_loading_is_the_size_of_the_data_once(tmp_path):
+    """A fresh process loads 100 MB of rows that lie compressed on disk; its peak grows by far less than 200 MB."""
+    environment = tasks.environment("pointmaze-medium-navigate")
+    rows = 4_000_000
+    columns = {
+        "observations": np.zeros((rows, 2), np.float32),
+        "actions": np.zeros((rows, 2), np.float32),
+        "terminals": np.arange(rows) % 1000 == 999,
+        "qpos": np.zeros((rows, 2), np.float32),
+    }
+    np.savez_compressed(tmp_path / f"{environment.dataset}.npz", allow_pickle=True, **columns)
+    script = f"""
+        import resource, jax
+        from uhm.data import source, load
+        # What is imported and built once is no part of the data's cost.
+        jax.numpy.zeros(1).block_until_ready()
+        source.goals(source.tasks.environment({environment.name!r}))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        data = load({environment.name!r}, data_dir={str(tmp_path)!r})
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        held = sum(x.nbytes for x in jax.tree.leaves(data))
+        print(held, (after - before) * 1024)
+    """
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    held, grown = (float(x) for x in out.stdout.split())
+    assert held > 100e6
+    assert grown < 1.8 * held
+
+
+BAD = {
+    "missing": (None, "no train data for pointmaze-medium-navigate"),
+    "half a file": ("half", "not a readable npz file"),
+    "not an npz": ("text", "not a readable npz file"),
+    "no observations": ({"observations": None}, "field 'observations' is missing"),
+    "no qpos": ({"qpos": None}, "field 'qpos' is missing"),
+    "wrong dtype": ({"observations": lambda x: x.astype(np.int32)}, "field 'observations' has type int32"),
+    "text": ({"actions": lambda x: x.astype(str)}, "field 'actions' has type <U32"),
+    "pickle": ({"qvel": lambda x: np.array([{}] * len(x))}, "field 'qvel' holds Python objects"),
+    "nan": ({"observations": lambda x: np.where(np.arange(len(x))[:, None] == 7, np.nan, x)}, "first at row 7"),
+    "inf": ({"actions": lambda x: np.where(np.arange(len(x))[:, None] == 9, np.inf, x)}, "'actions' has NaN or inf"),
+    "wrong size": ({"observations": lambda x: x[:, :1]}, "has size 1, but pointmaze-medium-navigate has 2"),
+    "wrong dimensions": ({"actions": lambda x: x[:, 0]}, "field 'actions' has shape"),
+    "no terminals": ({"terminals": np.zeros_like}, "'terminals' is never set"),
+    "terminals missing": ({"terminals": None}, "field 'terminals' is missing"),
+    "one row": ({"terminals": lambda x: np.roll(x, 0) | (np.arange(len(x)) == 0)}, "trajectory at row 0 has one row"),
+    "cut off": ({"terminals": lambda x: x & (np.arange(len(x)) < 100)}, "last trajectory is cut off"),
+    "row counts differ": ({"actions": lambda x: x[:-1]}, "field 'actions' has 239 rows"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_bad_files_get_one_line_that_names_file_and_field(case, placement, maze, tmp_path):
+    environment, _, columns = maze
+    change, message = BAD[case]
+    path = tmp_path / f"{environment.dataset}.npz"
+    if change == "text":
+        path.write_text("observations, actions")
+    elif change is not None:
+        edits = {} if change == "half" else change
+        edited = {k: edits[k](v) if edits.get(k) else v for k, v in columns.items() if edits.get(k, 1) is not None}
+        np.savez(path, allow_pickle=True, **edited)
+        if change == "half":
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    before = {p: p.stat() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(UhmError, match=message) as error:
+        source.load(environment, data_dir=tmp_path, placement=placement)
+    assert "\n" not in str(error.value)
+    assert change is None or str(path) in str(error.value)
+    assert {p: p.stat() for p in tmp_path.rglob("*") if p.is_file()} == before, "nothing is written or deleted"
+
+
+def test_tasks_of_two_environments_are_refused():
+    pair = [tasks.task("cube-single-play-task1"), tasks.task("scene-play-task1")]
+    with pytest.raises(UhmError, match="one environment, not 2"):
+        source.load(pair)
+
+
+def test_goals_are_read_once_per_environment_not_per_row():
+    """Labelling ten rows or none works alike: the environment is gone by then."""
+    goal = goals(tasks.environment("pointmaze-medium-navigate"))
+    rewards, masks = goal.label({"qpos": np.zeros((3, 2), np.float32)})
+    assert rewards.shape == masks.shape == (5, 3)
+    assert set(np.unique(rewards)) <= {-1, 0}
