@@ -14,7 +14,7 @@ from uhm.data.dataset import make_dataset
 from uhm.errors import UhmError
 
 layouts = st.lists(st.integers(2, 9), min_size=1, max_size=6)
-settings = hypothesis.settings(max_examples=25, deadline=None)
+settings = hypothesis.settings(max_examples=12, deadline=None)
 
 
 def build(lengths, tasks=1):

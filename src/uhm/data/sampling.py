@@ -5,6 +5,7 @@ sampler called inside jit (and vmapped over members) on data that live on the de
 data, therefore give the same batches for the same keys.
 """
 
+import functools
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -134,28 +135,33 @@ def batches(
     Where the data live on the host, rows are drawn and gathered by a background thread, `prefetch` batches ahead.
     """
     if not dataset.on_host:
-        axes = (dataset.member_axes() if dataset.task.ndim else None, 0)
-        step = jax.jit(lambda data, key: _over(sampler, key.ndim, axes)(data, key))
         for key in keys:
-            yield step(dataset, key)
+            yield _sample(sampler, dataset, key)
         return
 
-    # The index is small: it goes to the CPU device once, the rows come back as numpy.
+    # Drawing needs the index alone, which is small: it goes to the CPU device once, the rows come back as numpy.
     cpu = jax.devices("cpu")[0]
-    index = jax.device_put((dataset.starts, dataset.counts), cpu)
-
-    def draw_rows(pair: tuple[jax.Array, jax.Array], key: Key[jax.Array, "..."]) -> jax.Array:
-        view = eqx.tree_at(lambda d: (d.starts, d.counts), dataset, pair)
-        return _over(lambda _, k: sampler.draw(view, k), key.ndim, (None, 0))(None, key)
-
-    draw = jax.jit(draw_rows)
+    leave = lambda d: (d.observations, d.actions, d.rewards, d.masks, d.last, d.task)  # noqa: E731
+    index = jax.device_put(eqx.tree_at(leave, dataset, (None,) * 6), cpu)
 
     def produce(key: Key[jax.Array, "..."]) -> Any:
-        rows = np.asarray(draw(index, jax.device_put(key, cpu)))
+        rows = np.asarray(_draw(sampler, index, jax.device_put(key, cpu)))
         tasks = np.broadcast_to(dataset.task, rows.shape[:-1]) if dataset.task.ndim else dataset.task
         return jax.device_put(sampler.gather(dataset.with_task(tasks), rows), device)
 
     yield from _prefetched(produce, keys, prefetch)
+
+
+# Module-level, so that a second stream with the same sampler does not compile again.
+@functools.partial(jax.jit, static_argnums=0)
+def _sample(sampler: Sampler, dataset: Dataset, key: Key[jax.Array, "..."]) -> Any:
+    axes = dataset.member_axes() if dataset.task.ndim else None
+    return _over(sampler, key.ndim, (axes, 0))(dataset, key)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _draw(sampler: Sampler, index: Dataset, key: Key[jax.Array, "..."]) -> Int[jax.Array, "..."]:
+    return _over(sampler.draw, key.ndim, (None, 0))(index, key)
 
 
 def _over(function: Callable, depth: int, axes: tuple) -> Callable:

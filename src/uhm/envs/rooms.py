@@ -40,7 +40,7 @@ def blocked(xy: Float[np.ndarray, "*n 2"]) -> Bool[np.ndarray, "*n"]:
     wall_x = inside_band[..., 0] & ~at_door[..., 1]
     wall_y = inside_band[..., 1] & ~at_door[..., 0]
     outside = np.any((xy < 0) | (xy > 1), axis=-1)
-    return wall_x | wall_y | outside
+    return np.asarray(wall_x | wall_y | outside)
 
 
 def move(xy: Float[np.ndarray, "*n 2"], action: Float[np.ndarray, "*n 2"]) -> Float[np.ndarray, "*n 2"]:
@@ -54,7 +54,7 @@ def move(xy: Float[np.ndarray, "*n 2"], action: Float[np.ndarray, "*n 2"]) -> Fl
 
 
 def at_goal(xy: Float[np.ndarray, "*n 2"], goal: Float[np.ndarray, "*m 2"]) -> Bool[np.ndarray, "..."]:
-    return np.linalg.norm(xy - goal, axis=-1) <= GOAL_RADIUS
+    return np.asarray(np.linalg.norm(xy - goal, axis=-1) <= GOAL_RADIUS)
 
 
 class Rooms(gymnasium.Env):
