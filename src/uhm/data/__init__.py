@@ -16,7 +16,7 @@ _HOME = {
     "transitions": "sampling",
     "windows": "sampling",
 }
-__all__ = sorted(_HOME)
+__all__ = ["Dataset", "Sampler", "batches", "chunks", "load", "make_dataset", "transitions", "windows"]
 
 
 def __getattr__(name: str) -> Any:

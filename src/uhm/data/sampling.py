@@ -20,35 +20,36 @@ from jaxtyping import Float, Int, Key, PRNGKeyArray
 from uhm.data.dataset import Array, Dataset
 
 
+# The fields say JAX arrays, which is what agents get; on the host they are numpy arrays on their way to the device.
 class Transitions(NamedTuple):
     """(s, a, r, m, s', a'); a' is the action stored at the next row of the same trajectory, which always exists."""
 
-    observations: Float[Array, "*batch observation"]
-    actions: Float[Array, "*batch action"]
-    rewards: Float[Array, "*batch"]
-    masks: Float[Array, "*batch"]
-    next_observations: Float[Array, "*batch observation"]
-    next_actions: Float[Array, "*batch action"]
+    observations: Float[jax.Array, "*batch observation"]
+    actions: Float[jax.Array, "*batch action"]
+    rewards: Float[jax.Array, "*batch"]
+    masks: Float[jax.Array, "*batch"]
+    next_observations: Float[jax.Array, "*batch observation"]
+    next_actions: Float[jax.Array, "*batch action"]
 
 
 class Windows(NamedTuple):
     """Rows t .. t + K. Only the first `valid` rows after t belong to the trajectory; later ones repeat its last row."""
 
-    observations: Float[Array, "*batch rows observation"]
-    actions: Float[Array, "*batch rows action"]
-    rewards: Float[Array, "*batch rows"]
-    masks: Float[Array, "*batch rows"]
-    valid: Int[Array, "*batch"]
+    observations: Float[jax.Array, "*batch rows observation"]
+    actions: Float[jax.Array, "*batch rows action"]
+    rewards: Float[jax.Array, "*batch rows"]
+    masks: Float[jax.Array, "*batch rows"]
+    valid: Int[jax.Array, "*batch"]
 
 
 class Chunks(NamedTuple):
     """s_t, the h actions, rewards and masks from row t on, and s_{t+h}."""
 
-    observations: Float[Array, "*batch observation"]
-    actions: Float[Array, "*batch h action"]
-    rewards: Float[Array, "*batch h"]
-    masks: Float[Array, "*batch h"]
-    next_observations: Float[Array, "*batch observation"]
+    observations: Float[jax.Array, "*batch observation"]
+    actions: Float[jax.Array, "*batch h action"]
+    rewards: Float[jax.Array, "*batch h"]
+    masks: Float[jax.Array, "*batch h"]
+    next_observations: Float[jax.Array, "*batch observation"]
 
 
 class Sampler(NamedTuple):
@@ -85,7 +86,7 @@ def _uniform(batch_size: int, steps: int) -> Callable[[Dataset, PRNGKeyArray], I
     return draw
 
 
-def gather_transitions(dataset: Dataset, rows: Int[Array, "*batch"]) -> Transitions:
+def gather_transitions(dataset: Any, rows: Int[Array, "*batch"]) -> Transitions:
     return Transitions(
         observations=dataset.observations[rows],
         actions=dataset.actions[rows],
@@ -96,7 +97,7 @@ def gather_transitions(dataset: Dataset, rows: Int[Array, "*batch"]) -> Transiti
     )
 
 
-def gather_windows(dataset: Dataset, rows: Int[Array, "*batch"], k: int) -> Windows:
+def gather_windows(dataset: Any, rows: Int[Array, "*batch"], k: int) -> Windows:
     last = dataset.last[rows]
     # `.clip` because numpy and JAX arrays both have it; `np.minimum` would refuse a traced array.
     span = (rows[..., None] + np.arange(k + 1, dtype=np.int32)).clip(None, last[..., None])
@@ -109,7 +110,7 @@ def gather_windows(dataset: Dataset, rows: Int[Array, "*batch"], k: int) -> Wind
     )
 
 
-def gather_chunks(dataset: Dataset, rows: Int[Array, "*batch"], h: int) -> Chunks:
+def gather_chunks(dataset: Any, rows: Int[Array, "*batch"], h: int) -> Chunks:
     span = rows[..., None] + np.arange(h, dtype=np.int32)
     return Chunks(
         observations=dataset.observations[rows],
@@ -120,7 +121,7 @@ def gather_chunks(dataset: Dataset, rows: Int[Array, "*batch"], h: int) -> Chunk
     )
 
 
-def _column(columns: Array, task: Array, rows: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
+def _column(columns: Array, task: Array, rows: Int[Array, "*batch"]) -> Any:
     """One task's column at `rows`; members lead both `task` and `rows` when there are several."""
     index = task.reshape(task.shape + (1,) * (rows.ndim - task.ndim))
     return columns[index, rows].astype(np.float32)

@@ -1,0 +1,63 @@
+"""Write npz files piece by piece, so that a data set larger than memory can be put together from its episodes.
+
+The files are uncompressed, and the same data always gives the same bytes (no dates). A file appears under its name only
+when it is whole.
+"""
+
+import io
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+
+def atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Call `write` on a temporary neighbour of `path` that takes its name once it is safely on disk."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def concatenate(path: Path, parts: Sequence[Path]) -> None:
+    """Join npz files, all with the same arrays, row after row into one, reading one array of one part at a time."""
+    with np.load(parts[0], allow_pickle=False) as first:
+        names = first.files
+    rows = sum(_read(part, names[0]).shape[0] for part in parts)
+
+    def write(file: IO[bytes]) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name in names:
+                member = zipfile.ZipInfo(f"{name}.npy")  # its date defaults to 1980
+                with archive.open(member, "w", force_zip64=True) as stream:
+                    for chunk in _array(name, rows, parts):
+                        stream.write(chunk)
+
+    atomically(path, write)
+
+
+def _array(name: str, rows: int, parts: Sequence[Path]) -> Iterator[bytes]:
+    """The bytes of an npy file with the arrays called `name` of all parts, `rows` in total."""
+    for k, part in enumerate(parts):
+        array = _read(part, name)
+        if k == 0:
+            header = io.BytesIO()
+            shape = (rows, *array.shape[1:])
+            np.lib.format.write_array_header_1_0(
+                header, np.lib.format.header_data_from_array_1_0(array) | {"shape": shape}
+            )
+            yield header.getvalue()
+        yield array.tobytes()
+
+
+def _read(part: Path, name: str) -> np.ndarray:
+    with np.load(part, allow_pickle=False) as file:
+        return file[name]

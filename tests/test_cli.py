@@ -1,0 +1,108 @@
+"""The command line as a user meets it: real processes, exit codes, one-line errors, JSON that parses."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from uhm import __version__
+
+
+def uhm(*arguments, env=None, cwd=None):
+    command = [sys.executable, "-m", "uhm", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def rooms(tmp_path_factory):
+    """A small `rooms` data set made by the command itself."""
+    folder = tmp_path_factory.mktemp("data")
+    done = uhm("data", "make", "rooms", "--episodes", "20", "--data-dir", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_help_and_version_do_not_import_jax():
+    code = "import sys, uhm.cli; assert not {'jax', 'mujoco', 'ogbench', 'matplotlib'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert uhm("--version").stdout.split() == ["uhm", __version__]
+    help_text = uhm("--help").stdout
+    assert all(verb in help_text for verb in ("data", "doctor"))
+
+
+def test_list_as_json():
+    rows = json.loads(uhm("data", "list", "--json", "--data-dir", "nowhere").stdout)
+    assert sum(len(row["tasks"]) for row in rows if row["suite"] in ("standard", "noisy", "long-horizon")) == 100
+    by_name = {row["environment"]: row for row in rows}
+    assert by_name["cube-triple-play"]["dataset"] == "cube-triple-play-100m-v0"
+    assert by_name["scene-play"]["q_agg"] == "mean"
+
+
+def test_make_inspect_check(rooms, tmp_path):
+    facts = json.loads(uhm("data", "inspect", "rooms", "--json", "--data-dir", str(rooms), cwd=tmp_path).stdout)
+    assert facts["transitions"] == 2000
+    assert (tmp_path / facts["picture"]).stat().st_size > 10_000
+    text = uhm("data", "inspect", "rooms", "--data-dir", str(rooms), "--out", str(tmp_path / "p.png")).stdout
+    assert "2,000 transitions in 20 trajectories" in text
+    checked = uhm("data", "check", "--json", "--data-dir", str(rooms))
+    assert checked.returncode == 0
+    assert [row["transitions"] for row in json.loads(checked.stdout)] == [2000, 200]
+
+
+def test_check_finds_a_damaged_file(rooms, tmp_path):
+    path = tmp_path / "rooms-v0.npz"
+    path.write_bytes((rooms / "rooms-v0.npz").read_bytes()[:-500])
+    checked = uhm("data", "check", "rooms", "--data-dir", str(tmp_path))
+    assert checked.returncode == 1
+    assert "BAD" in checked.stdout
+    assert str(path) in checked.stdout
+
+
+def test_inspect_a_file_of_ones_own(tmp_path):
+    rows = np.zeros((10, 3), np.float32)
+    ends = np.arange(10) % 5 == 4
+    np.savez(tmp_path / "mine.npz", observations=rows, actions=rows, terminals=ends, rewards=np.arange(10.0))
+    facts = json.loads(uhm("data", "inspect", str(tmp_path / "mine.npz"), "--json", cwd=tmp_path).stdout)
+    assert facts["transitions"] == 8
+    assert (tmp_path / "mine.png").exists()
+
+
+def test_the_data_directory_can_come_from_the_environment(rooms):
+    import os
+
+    checked = uhm("data", "check", "rooms", env={**os.environ, "UHM_DATA_DIR": str(rooms)})
+    assert checked.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("data", "make", "cube-duble-play"), "Did you mean cube-double-play"),
+        (("data", "make"), "name at least one environment"),
+        (("data", "make", "rooms", "--episodes", "0"), "--episodes must be at least 1"),
+        (("data", "make", "rooms", "--seed", "-1"), "--seed must not be negative"),
+        (("data", "make", "humanoidmaze-giant-navigate"), "humanoidmaze-giant-navigate"),
+        (("data", "make", "antmaze-large-navigate"), "--expert"),
+        (("data", "make", "antmaze-large-navigate", "--expert", "nowhere.npz"), "nowhere.npz"),
+        (("data", "get", "rooms"), "uhm data make rooms"),
+        (("data", "inspect", "scene-play", "--data-dir", "nowhere"), "uhm data make scene-play"),
+        (("data", "inspect", "rooms", "--split", "test"), "--split must be train or val"),
+        (("data", "check", "--data-dir", "nowhere"), "no data in nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, message):
+    done = uhm(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_existing_data_are_never_overwritten(rooms):
+    before = (rooms / "rooms-v0.npz").read_bytes()
+    again = uhm("data", "make", "rooms", "--episodes", "30", "--data-dir", str(rooms))
+    assert again.returncode == 2
+    assert "never overwritten" in again.stderr
+    assert (rooms / "rooms-v0.npz").read_bytes() == before

@@ -1,0 +1,549 @@
+"""Generating data: the episodes themselves, and the driver that must survive anything that happens to it."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import ogbench
+import pytest
+
+from uhm import tasks
+from uhm.data import collect, collect_manipulation, expert, generate, load
+from uhm.data.collect_mazes import Maze, cells
+from uhm.data.generate_worker import episode_rng
+from uhm.data.npz_write import concatenate
+from uhm.data.parts import Parts
+from uhm.errors import UhmError
+
+POINT = tasks.environment("pointmaze-medium-navigate")
+ROWS = 11
+
+# A worker like the real one but for what it collects: random numbers, and a note of each episode it made.
+TOY = """
+import os, sys, time
+from uhm.data import collect, generate_worker
+class Toy:
+    def episode(self, rng):
+        time.sleep({delay})
+        {extra}
+        assert os.environ["OMP_NUM_THREADS"] == "1" and "jax" not in sys.modules
+        x = rng.normal(size=(11, 2))
+        return collect.pack({{"observations": list(x), "actions": list(x), "qpos": list(x), "qvel": list(x)}})
+collect.recipe = lambda environment: collect.Recipe(11, lambda *_: Toy())
+save = generate_worker.Parts.save
+def noted(self, split, episode, arrays):
+    {on_save}
+    save(self, split, episode, arrays)
+    print(split, episode, os.getpid(), file=open(os.path.join(os.path.dirname(self.folder), "made.txt"), "a"))
+generate_worker.Parts.save = noted
+generate_worker.main()
+"""
+
+
+def toy(delay: float = 0.0, extra: str = "pass", on_save: str = "pass") -> tuple[str, str]:
+    return "-c", TOY.format(delay=delay, extra=extra, on_save=on_save)
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "_WORKER", toy())
+
+
+def made(data_dir: Path) -> list[str]:
+    """The episodes that toy workers made, as "split episode"."""
+    return [line.rsplit(" ", 1)[0] for line in (data_dir / "made.txt").read_text().splitlines()]
+
+
+def workers_ended(data_dir: Path) -> bool:
+    pids = {line.split()[2] for line in (data_dir / "made.txt").read_text().splitlines()}
+    states = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(pids)], stdout=subprocess.PIPE, text=True).stdout
+    return all(state.startswith("Z") for state in states.split())
+
+
+def make_toys(data_dir: Path, episodes: int = 3, seed: int = 0) -> list[Path]:
+    return generate.make(POINT, data_dir, episodes=episodes, workers=1, seed=seed, rows=ROWS, progress=False)
+
+
+def in_process(data_dir: Path, call: str, worker: tuple[str, str], before: str = "") -> subprocess.Popen[str]:
+    """A process of its own that runs `make` with toy workers, to be killed."""
+    script = f"""
+from pathlib import Path
+from uhm import tasks
+from uhm.data import generate
+{before}
+generate._WORKER = {worker!r}
+generate.make(tasks.environment("pointmaze-medium-navigate"), Path({str(data_dir)!r}), rows=11, {call})
+"""
+    return subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened in 30 seconds"
+        time.sleep(0.01)
+
+
+# --- the episodes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cube-single-play", "scene-play", "puzzle-3x3-play", "pointmaze-medium-navigate"])
+def test_ogbench_loads_what_was_made(name: str, tmp_path: Path) -> None:
+    environment = tasks.environment(name)
+    train, _ = generate.make(environment, tmp_path, episodes=1, workers=1, rows=40, progress=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"{name}-v0.npz", f"{name}-v0-val.npz"])
+    with np.load(train) as file:
+        arrays = {key: file[key] for key in file.files}
+    buttons = {"scene": 2, "puzzle": 9}.get(name.split("-")[0])
+    types = {"observations": "f4", "actions": "f4", "terminals": "b1", "qpos": "f4", "qvel": "f4"}
+    if buttons:
+        types["button_states"] = "i8"
+        assert arrays["button_states"].shape == (40, buttons)
+    assert {key: value.dtype.str[1:] for key, value in arrays.items()} == types
+    assert arrays["terminals"].tolist() == [False] * 39 + [True]
+    # Row t of qpos is the state that row t of the observations was made from.
+    size = 2 if name.startswith("point") else 6
+    np.testing.assert_array_equal(arrays["observations"][:, :size], arrays["qpos"][:, :size])
+
+    mine = load(environment, data_dir=tmp_path, placement="host")
+    for index, task in enumerate(environment.tasks):
+        loaded: Any = ogbench.make_env_and_datasets(task.ogbench_id, dataset_dir=str(tmp_path))
+        env, data, val_data = loaded
+        env.close()
+        assert data["observations"].shape == (39, environment.observation_size)
+        assert data["actions"].shape == (39, environment.action_size)
+        np.testing.assert_array_equal(mine.rewards[index, :-1], data["rewards"])
+        np.testing.assert_array_equal(mine.masks[index, :-1], data["masks"])
+        np.testing.assert_array_equal(mine.observations[1:], data["next_observations"])
+        assert not np.array_equal(data["observations"], val_data["observations"])
+
+
+@pytest.mark.parametrize(
+    "name", ["cube-double-noisy", "cube-triple-play", "cube-quadruple-play", "puzzle-4x4-noisy", "puzzle-4x6-play"]
+)
+def test_actions_replayed_give_the_observations(name: str) -> None:
+    environment = tasks.environment(name)
+    collector: Any = collect.recipe(environment).build(environment, 12, None)
+    episode = collector.episode(episode_rng(0, 0, 0))
+    assert episode["observations"].shape == (12, environment.observation_size)
+    assert np.abs(episode["actions"]).max() <= 1
+    collector._simulation.reset(episode_rng(0, 0, 0))
+    for t in range(11):
+        observation, *_ = collector._simulation.env.step(episode["actions"][t])
+        np.testing.assert_allclose(observation, episode["observations"][t + 1], atol=0.02)
+
+
+def test_an_episode_does_not_depend_on_the_one_before() -> None:
+    # Scene's buttons lock joints in the model, which OGBench's own reset leaves as they are.
+    environment = tasks.environment("scene-noisy")
+    collector: Any = collect.recipe(environment).build(environment, 150, None)
+    env = collector._simulation.env
+
+    def after_reset() -> dict[str, Any]:
+        """Everything simple that the environment and its model hold."""
+        collector._simulation.reset(episode_rng(0, 0, 0))
+        state = {"warm start": env.data.qacc_warmstart} | vars(env)
+        state |= {f"model.{name}": getattr(env.model, name, None) for name in dir(env.model)}
+        kinds = bool | int | float | str | np.ndarray
+        return {key: np.array(value) for key, value in state.items() if isinstance(value, kinds)}
+
+    before = after_reset()
+    first, other, again = (collector.episode(episode_rng(0, 0, k)) for k in (0, 1, 0))
+    assert all(np.array_equal(first[key], again[key]) for key in first)
+    assert not np.array_equal(first["observations"], other["observations"])
+    after = after_reset()
+    assert {"_target_button_states", "model.dof_damping"} < before.keys() == after.keys()
+    assert not [key for key in before if not np.array_equal(before[key], after[key])]
+
+
+def test_same_bytes_for_any_number_of_workers(tmp_path: Path) -> None:
+    environment = tasks.environment("scene-noisy")
+    options: dict[str, Any] = {"episodes": 3, "rows": 80, "progress": False}
+    one = generate.make(environment, tmp_path / "one", workers=1, **options)
+    two = generate.make(environment, tmp_path / "two", workers=2, **options)
+    assert [path.name for path in one] == [path.name for path in two]
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(one, two, strict=True))
+
+
+class StillSimulation:
+    """A robot arm that nothing moves, so that actions show the recipe and nothing else."""
+
+    def __init__(self, gym_id: str, **options: Any):
+        info = {"privileged/target_task": "cube", "prev_qpos": np.zeros(2), "prev_qvel": np.zeros(2)}
+        self.stacking: list[float] = []
+        self.env = SimpleNamespace(
+            step=lambda action: (np.zeros(3), 0.0, False, False, info),
+            set_new_target=lambda p_stack: (self.stacking.append(p_stack), (np.zeros(3), info))[1],
+        )
+        self.reset = lambda rng: (np.zeros(3), info)
+
+
+def test_noisy_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    still = SimpleNamespace(reset=lambda *_: None, select_action=lambda *_: np.zeros(5), done=True)
+    monkeypatch.setattr(collect_manipulation, "Simulation", StillSimulation)
+    monkeypatch.setattr(collect_manipulation, "_oracles", lambda *_: {"cube": still})
+    collector: Any = collect_manipulation.Manipulation("cube-quadruple", "noisy", 4000)
+    # Random actions are uniform: six in ten of them are above 0.4, where noise of at most 0.1 does not reach.
+    episodes = [collector.episode(np.random.default_rng(k))["actions"] for k in range(20)]
+    shares = [np.mean(np.abs(actions[:, 0]) > 0.4) / 0.6 for actions in episodes]
+    assert abs(np.mean(shares) - 0.1) < 0.01
+    calm = [actions[np.abs(actions[:, :3]).max(1) < 0.4] for actions in episodes]
+    scale = np.array([np.median(np.abs(actions), 0) for actions in calm])  # robust to what random actions are left
+    ratio = scale[scale[:, 0] < 0.03] / scale[scale[:, 0] < 0.03][:, :1]  # small ones are not cut at 1
+    np.testing.assert_allclose(ratio.mean(0), [1, 1, 1, 3, 10], rtol=0.15)
+    assert scale[:, 0].max() < 0.1 * 0.75 and scale[:, 0].max() > 2 * scale[:, 0].min()
+    per_episode = np.array(collector._simulation.stacking).reshape(20, 4000)
+    assert np.all(per_episode == per_episode[:, :1])
+    assert 0.1 <= per_episode.min() < 0.2 and 0.4 < per_episode.max() <= 0.5
+
+    play: Any = collect_manipulation.Manipulation("cube-single", "play", 50)
+    assert not play.episode(np.random.default_rng(0))["actions"].any()
+    assert set(play._simulation.stacking) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("y", "z", "kept"), [(0.1, 0.02, True), (0.3, 0.02, False), (-0.31, 0.02, False), (-0.31, 0.07, True)]
+)
+def test_scene_episodes_with_a_lost_cube_are_made_again(
+    y: float, z: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect_manipulation, "Simulation", StillSimulation)
+    monkeypatch.setattr(collect_manipulation, "_oracles", lambda *_: {})
+    collector: Any = collect_manipulation.Manipulation("scene", "play", 5)
+    collector._simulation.env.model = SimpleNamespace(joint=lambda name: SimpleNamespace(qposadr=[1]))
+    good = np.tile([0, 0.3, 0.1, 0.02], (5, 1))
+    lost = good.copy()
+    lost[3, 2:] = y, z
+    attempts = iter([{"qpos": lost}, {"qpos": good}])
+    collector._attempt = lambda rng: next(attempts)
+    assert (collector.episode(np.random.default_rng(0))["qpos"] is lost) == kept
+
+
+def test_maze_goals_are_not_in_corridors() -> None:
+    maze = np.array([[1, 1, 1, 1, 1], [1, 0, 0, 0, 1], [1, 0, 1, 1, 1], [1, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    free, goals = cells(maze)
+    assert free == [(1, 1), (1, 2), (1, 3), (2, 1), (3, 1)]
+    assert goals == [(1, 1), (1, 3), (3, 1)]  # a bend and two dead ends
+
+
+def test_the_point_walks_from_goal_to_goal() -> None:
+    collector = Maze("pointmaze-medium", "navigate", 800, None)
+    env = collector._simulation.env
+    goals = []
+    set_goal = env.set_goal
+    env.set_goal = lambda **goal: (goals.append(goal["goal_xy"]), set_goal(**goal))
+    episode = collector.episode(episode_rng(0, 0, 0))
+    goals = goals[1:]  # the first two, the same, are of the reset
+    positions = episode["observations"]
+    assert len(goals) >= 3
+    for goal in goals[:-1]:
+        assert np.linalg.norm(positions - goal, axis=1).min() <= env._goal_tol + 0.3
+    for (start, end), way in collector._way.items():
+        fresh, _ = env.get_oracle_subgoal(env.ij_to_xy(start), env.ij_to_xy(end))
+        np.testing.assert_array_equal(way, fresh)
+    # Away from walls a step is a fifth of the action.
+    steps = np.abs(np.diff(positions, axis=0) - 0.2 * episode["actions"][:-1]).max(1)
+    assert np.mean(steps < 1e-3) > 0.8
+
+
+def write_expert(path: Path, sizes: tuple[int, ...] = (29, 6, 8), **changes: Any) -> Path:
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for k, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        arrays |= {f"w{k}": rng.normal(size=(inputs, outputs)), f"b{k}": rng.normal(size=outputs)}
+    np.savez(path, **{key: value for key, value in (arrays | changes).items() if value is not None})
+    return path
+
+
+def test_expert_policy(tmp_path: Path) -> None:
+    w0, b0 = np.array([[1.0, -1.0], [0.0, 2.0]]), np.array([0.5, 0.0])
+    w1, b1 = np.array([[1.0], [3.0]]), np.array([-1.0])
+    path = write_expert(tmp_path / "e.npz", (2, 2, 1), w0=w0, b0=b0, w1=w1, b1=b1)
+    x = np.array([1.0, 0.25])  # hidden layer: (1.5, -0.5)
+    np.testing.assert_allclose(expert.load(path, 2, 1)(x), [np.tanh(0.5)], rtol=1e-6)
+    path = write_expert(tmp_path / "t.npz", (2, 2, 1), w0=w0, b0=b0, w1=w1, b1=b1, activation="tanh")
+    wanted = np.tanh(np.tanh(1.5) + 3 * np.tanh(-0.5) - 1)
+    np.testing.assert_allclose(expert.load(path, 2, 1)(x), [wanted], rtol=1e-5)
+
+
+def test_an_exploring_ant_keeps_a_direction_for_ten_steps(tmp_path: Path) -> None:
+    policy = expert.load(write_expert(tmp_path / "e.npz"), 29, 8)
+    seen: list[np.ndarray] = []
+    collector = Maze("antmaze-medium", "explore", 25, lambda x: (seen.append(x), policy(x))[1])
+    episode = collector.episode(episode_rng(0, 0, 0))
+    directions = np.array(seen)[:, 27:]
+    assert len(np.unique(directions, axis=0)) == 3
+    assert all(len(np.unique(directions[k : k + 10], axis=0)) == 1 for k in (0, 10, 20))
+    np.testing.assert_allclose(np.linalg.norm(directions, axis=1), 1, atol=1e-4)
+    np.testing.assert_allclose(np.array(seen)[:, :27], episode["observations"][:, 2:], rtol=1e-6)
+
+
+def test_antmaze_with_an_expert(tmp_path: Path) -> None:
+    environment = tasks.environment("antmaze-large-navigate")
+    path = write_expert(tmp_path / "e.npz")
+    train, _ = generate.make(environment, tmp_path, episodes=1, workers=1, rows=20, expert=path, progress=False)
+    with np.load(train) as file:
+        assert file["observations"].shape == (20, 29) and file["actions"].shape == (20, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"w1": np.zeros((5, 8))}, r"w1 and b1 have shapes \(5, 8\) and \(8,\), expected \(6, 8\)"),
+        ({"b1": np.zeros(7)}, "expected"),
+        ({"w0": np.full((29, 6), np.nan)}, "finite"),
+        ({"w1": None}, "must hold w0, b0"),
+        ({"activation": "sine"}, "sine"),
+        ({"w0": np.array([object()], dtype=object)}, "not an npz file of arrays"),
+    ],
+)
+def test_ill_shaped_experts_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write_expert(tmp_path / "e.npz", **changes)
+    with pytest.raises(UhmError, match=message):
+        generate.make(tasks.environment("antmaze-large-navigate"), tmp_path, episodes=1, expert=path)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "message"),
+    [
+        ("antmaze-large-explore", None, "--expert"),
+        ("antmaze-large-explore", "nothing.npz", "no expert policy at"),
+        ("cube-single-play", "nothing.npz", "leave out --expert"),
+        ("humanoidmaze-medium-navigate", None, r"no scripted expert .* put humanoidmaze-medium-navigate-v0\.npz"),
+        ("humanoidmaze-giant-navigate", None, "folder of files"),
+        ("antsoccer-arena-navigate", None, "no scripted expert"),
+    ],
+)
+def test_what_cannot_be_generated_says_why(name: str, path: str | None, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UhmError, match=message) as caught:
+        generate.make(tasks.environment(name), tmp_path, expert=None if path is None else Path(path))
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+# --- sizes and files --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "episodes"),
+    [
+        ("cube-double-play", 1001, 1000),
+        ("pointmaze-giant-navigate", 2001, 500),
+        ("antmaze-medium-explore", 501, 10_000),
+        ("cube-triple-play", 1001, 10_000),
+    ],
+)
+def test_official_sizes(name: str, rows: int, episodes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(generate, "_fill", lambda shards, parts, setup, *_: asked.append((shards, setup)))
+    path = write_expert(tmp_path / "e.npz") if name.startswith("ant") else None
+    generate.make(tasks.environment(name), tmp_path, expert=path)
+    [(shards, setup)] = asked
+    assert setup["rows"] == rows
+    assert sum(len(shard.episodes[0]) for shard in shards) == episodes
+    assert sum(len(shard.episodes[1]) for shard in shards) == episodes // 10
+
+
+def test_shards(tmp_path: Path) -> None:
+    shards = generate.plan(tasks.environment("cube-triple-play"), tmp_path, 2504)
+    assert [shard.episodes for shard in shards] == [
+        (range(1000), range(100)),
+        (range(1000, 2000), range(100, 200)),
+        (range(2000, 2504), range(200, 250)),
+    ]
+    folder = tmp_path / "cube-triple-play-100m-v0"
+    assert shards[0].path(0) == folder / "cube-triple-play-v0-000.npz"
+    assert shards[2].path(1) == folder / "cube-triple-play-v0-002-val.npz"
+
+
+def test_sharded_files_hold_their_own_episodes(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "EPISODES_PER_SHARD", 10)
+    environment = tasks.environment("cube-triple-play")
+    paths = generate.make(environment, tmp_path, episodes=15, workers=2, rows=ROWS, progress=False)
+    names = [f"cube-triple-play-v0-00{k}{val}.npz" for k in (0, 1) for val in ("", "-val")]
+    assert [path.relative_to(tmp_path / "cube-triple-play-100m-v0").name for path in paths] == names
+    assert [np.load(path)["terminals"].sum() for path in paths] == [10, 1, 5, 1]
+    with np.load(paths[2]) as file:  # its first episode is number 10
+        np.testing.assert_array_equal(
+            file["observations"][:ROWS], episode_rng(0, 0, 10).normal(size=(ROWS, 2)).astype(np.float32)
+        )
+
+
+def test_joined_files_hold_all_rows_and_repeat_byte_for_byte(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    parts, wanted = [], []
+    for k in range(3):
+        arrays = {"x": rng.normal(size=(4 + k, 3)).astype(np.float32), "flags": rng.random(4 + k) < 0.5}
+        np.savez(tmp_path / f"{k}.npz", **arrays)
+        parts.append(tmp_path / f"{k}.npz")
+        wanted.append(arrays)
+    path = tmp_path / "all.npz"
+    concatenate(path, parts)
+    first = path.read_bytes()
+    concatenate(path, parts)
+    assert path.read_bytes() == first
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        members = archive.infolist()
+    assert [member.filename for member in members] == ["x.npy", "flags.npy"]
+    for member in members:
+        assert member.compress_type == zipfile.ZIP_STORED
+        name = member.filename.removesuffix(".npy")
+        with np.load(path, allow_pickle=False) as file:
+            np.testing.assert_array_equal(file[name], np.concatenate([arrays[name] for arrays in wanted]))
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+
+def test_killed_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "_WORKER", toy())
+    reference = [path.read_bytes() for path in make_toys(tmp_path / "whole", 20)]
+
+    broken, parts = tmp_path / "broken", Parts(tmp_path / "broken" / "pointmaze-medium-navigate-v0.parts")
+    process = in_process(broken, "episodes=20, workers=2", toy(delay=0.1))
+    wait_for(lambda: len(list(parts.folder.glob("train-*.npz"))) >= 4)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: workers_ended(broken))  # by themselves: nobody told them
+    before, kept = len(made(broken)), {int(path.stem[-6:]) for path in parts.folder.glob("train-*.npz")}
+    assert 4 <= len(kept) < 20 and not list(broken.glob("*.npz"))
+    # Episodes that a power failure cut short or left empty in the middle are not believed.
+    short, empty = parts.path(0, 0), parts.path(0, 1)
+    short.write_bytes(short.read_bytes()[:-100])
+    data = empty.read_bytes()
+    start = data.index(b"NUMPY") + 128
+    empty.write_bytes(data[:start] + bytes(32) + data[start + 32 :])
+
+    assert [path.read_bytes() for path in make_toys(broken, 20)] == reference
+    missing = set(range(20)) - kept | {0, 1}
+    assert made(broken)[before:] == [*(f"0 {k}" for k in sorted(missing)), "1 0", "1 1"]
+    assert not parts.folder.exists()
+
+
+def test_episodes_may_be_added_on_resume(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = [path.read_bytes() for path in make_toys(tmp_path / "whole", 20)]
+    # The first run fails at its validation episode, when all training episodes are there.
+    monkeypatch.setattr(generate, "_WORKER", toy(on_save="assert split == 0"))
+    with pytest.raises(UhmError, match="val episode 0 failed: AssertionError"):
+        make_toys(tmp_path, 5)
+    monkeypatch.setattr(generate, "_WORKER", toy())
+    assert [path.read_bytes() for path in make_toys(tmp_path, 20)] == reference
+    assert len(made(tmp_path)) == len(set(made(tmp_path))) == 22
+
+
+def test_interrupted_between_two_shards(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "EPISODES_PER_SHARD", 10)
+    environment = tasks.environment("cube-triple-play")
+    options: dict[str, Any] = {"episodes": 20, "workers": 1, "rows": ROWS, "progress": False}
+    reference = [path.read_bytes() for path in generate.make(environment, tmp_path / "whole", **options)]
+    monkeypatch.setattr(generate, "_WORKER", toy(on_save="assert episode < 13"))
+    with pytest.raises(UhmError, match="train episode 13 failed"):
+        generate.make(environment, tmp_path, **options)
+    folder = tmp_path / "cube-triple-play-100m-v0"
+    assert len(list(folder.iterdir())) == 2  # the first shard is joined, and its episodes are not kept twice
+    assert len(list(tmp_path.glob("*.parts/*.npz"))) == 3
+    monkeypatch.setattr(generate, "_WORKER", toy())
+    assert [path.read_bytes() for path in generate.make(environment, tmp_path, **options)] == reference
+    assert len(made(tmp_path)) == 22
+
+
+def test_runs_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "_WORKER", toy(on_save="assert episode < 2"))
+    with pytest.raises(UhmError):
+        make_toys(tmp_path)
+    monkeypatch.setattr(generate, "_WORKER", toy())
+    with pytest.raises(UhmError, match="made with seed 0, not 1: use the same seed"):
+        make_toys(tmp_path, seed=1)
+    monkeypatch.setattr(generate.importlib.metadata, "version", lambda name: "0.0.1")
+    with pytest.raises(UhmError, match=r"made with mujoco .*, not 0\.0\.1"):
+        make_toys(tmp_path)
+
+
+def test_finished_files_are_never_overwritten(toys: None, tmp_path: Path) -> None:
+    train, val = make_toys(tmp_path)
+    before = train.read_bytes()
+    with pytest.raises(UhmError, match=r"never overwritten.*--data-dir"):
+        make_toys(tmp_path, seed=1)
+    val.unlink()
+    with pytest.raises(UhmError, match="never overwritten"):
+        make_toys(tmp_path, seed=1)
+    assert train.read_bytes() == before and list(tmp_path.glob("*.npz")) == [train]
+
+
+def test_only_one_process_at_a_time(toys: None, tmp_path: Path) -> None:
+    held = Parts(tmp_path / "pointmaze-medium-navigate-v0.parts").claimed()
+    with held, pytest.raises(UhmError, match="another process is making pointmaze-medium-navigate-v0"):
+        make_toys(tmp_path)
+    make_toys(tmp_path)
+
+
+@pytest.mark.parametrize(("what", "message"), [("raise ValueError('a b')", "ValueError: a b"), ("os._exit(7)", "7")])
+def test_a_failing_worker_names_its_episode(
+    what: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail = f"if episode == 2: {what}"
+    monkeypatch.setattr(generate, "_WORKER", toy(on_save=fail))
+    with pytest.raises(UhmError, match=f"train episode 2 failed: .*{message}") as caught:
+        make_toys(tmp_path, 5)
+    assert "\n" not in str(caught.value)
+    assert made(tmp_path) == ["0 0", "0 1"]
+    assert len(list(tmp_path.glob("*.parts/train-*.npz"))) == 2
+
+
+def test_ctrl_c_stops_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
+    process = in_process(tmp_path, "episodes=50, workers=2", toy(delay=0.1))
+    wait_for(lambda: (tmp_path / "made.txt").exists() and len(made(tmp_path)) >= 2)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, error = process.communicate(timeout=10)
+    assert workers_ended(tmp_path)
+    assert "of 55 episodes on disk: the same command again goes on" in error.splitlines()[-1]
+    logs = [path.read_text() for path in tmp_path.glob("*.parts/*.log")]
+    assert logs == ["", ""]  # they were ended, they did not fail
+
+
+def test_unwritable_directory(toys: None, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UhmError, match=r"cannot write .*file"):
+        make_toys(tmp_path / "file" / "data")
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    # A limit on the size of files is what a full disk looks like to the one who writes: first to a worker, which
+    # inherits it, then, with a limit that single episodes stay below, to the process that joins them.
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))"
+    process = in_process(tmp_path, "episodes=2, workers=1", toy(), limit.format(1000))
+    assert "train episode 0 failed: cannot write" in process.communicate()[1].splitlines()[-1]
+    process = in_process(tmp_path, "episodes=20, workers=1", toy(), limit.format(4000))
+    error = process.communicate()[1].splitlines()[-1]
+    assert error.startswith("uhm.errors.UhmError: cannot write") and "File too large" in error
+    assert not list(tmp_path.glob("*.npz")) and not list(tmp_path.glob("*.tmp*"))
+
+
+@pytest.mark.parametrize(("option", "value"), [("episodes", 0), ("workers", 0), ("seed", -1)])
+def test_numbers_that_make_no_sense(option: str, value: int, tmp_path: Path) -> None:
+    with pytest.raises(UhmError, match=f"{option} is {value}"):
+        options: dict[str, Any] = {option: value}
+        generate.make(POINT, tmp_path, **options)
+
+
+def test_workers_never_import_jax() -> None:
+    modules = ("generate", "generate_worker", "collect_manipulation", "collect_mazes", "expert", "parts")
+    code = f"""
+        import sys, importlib
+        for name in {modules}: importlib.import_module("uhm.data." + name)
+        from uhm.data.collect import Simulation
+        Simulation("pointmaze-medium-v0")
+        sys.exit("jax" in sys.modules)
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=os.environ).returncode == 0
