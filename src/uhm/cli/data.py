@@ -271,11 +271,13 @@ def _print_facts(title: str, facts: dict[str, Any]) -> None:
     table = Table(box=None, header_style="bold")
     table.add_column("task")
     table.add_column("goal rows", justify="right")
-    table.add_column("trajectories that succeed", justify="right")
+    table.add_column("solved in", justify="right")
     table.add_column("rows per reward")
     for task in facts["tasks"]:
         histogram = "  ".join(f"{value}: {count:,}" for value, count in task["reward_histogram"].items())
-        table.add_row(task["task"], f"{task['goal_states']:,}", f"{task['successful_trajectories']:,}", histogram)
+        short = task["task"].rsplit("-", 1)[-1]
+        solved = f"{task['successful_trajectories']:,} of {facts['trajectories']:,}"
+        table.add_row(short, f"{task['goal_states']:,}", solved, histogram)
     console.print(table)
     for warning in facts["warnings"]:
         console.print(f"[yellow]warning:[/yellow] {warning}")

@@ -5,6 +5,7 @@ solved. Both speak of the current row. The goals are read off OGBench's own envi
 what evaluation uses.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -51,12 +52,14 @@ def _read(environment: Environment, goal: Callable[[Any], Any]) -> np.ndarray:
     """`goal` of each task, asked of one environment that is put through all of them."""
     env = envs.make(environment.tasks[0])
     found = []
-    for task in environment.tasks:
-        # Building an environment takes a second, switching its task does not.
-        env.unwrapped._reward_task_id = task.index  # type: ignore[attr-defined]
-        env.reset()
-        found.append(np.asarray(goal(env.unwrapped)))
-    env.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # OGBench's resets warn about number types
+        for task in environment.tasks:
+            # Building an environment takes a second, switching its task does not.
+            env.unwrapped._reward_task_id = task.index  # type: ignore[attr-defined]
+            env.reset()
+            found.append(np.asarray(goal(env.unwrapped)))
+        env.close()
     return np.stack(found)
 
 
