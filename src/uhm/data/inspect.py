@@ -26,9 +26,7 @@ def describe(data: Dataset, environment: Environment | None = None) -> dict[str,
         facts["environment"] = environment.name
         facts["official_transitions"] = environment.transitions
     without = [task["task"] for task in facts["tasks"] if task["goal_states"] == 0]
-    facts["warnings"] = [
-        f"no state of the data solves {name}: nothing can be learned about its goal" for name in without
-    ]
+    facts["warnings"] = [f"no row of the data solves {', '.join(without)}: nothing shows how"] if without else []
     if environment is not None and facts["transitions"] < 0.9 * environment.transitions:
         share = facts["transitions"] / environment.transitions
         facts["warnings"].append(f"{share:.1%} of the official size: fit for smoke tests, not for comparison")
@@ -73,7 +71,7 @@ def picture(data: Dataset, path: Path, title: str, maze: bool) -> None:
             _histograms(figure, data, observations)
         figure.suptitle(f"{title}: {data.size:,} transitions", fontsize=12, fontweight="bold", x=0.02, ha="left")
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130)
+        figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.15)
 
 
 def _coverage(data: Dataset, observations: np.ndarray) -> Any:
@@ -86,11 +84,14 @@ def _coverage(data: Dataset, observations: np.ndarray) -> Any:
     axes = figure.subplots()
     # Logarithmic colour: a maze's dead ends are visited a thousand times less than its corridors.
     image = axes.hist2d(*xy.T, bins=(160, max(20, int(160 * aspect))), norm="log", cmap="viridis")[3]
+    labels: dict[tuple[float, ...], list[str]] = {}
     for index, name in enumerate(data.names):
         at = xy[~np.asarray(data.masks[index])]
-        if len(at):
-            axes.plot(*at.mean(0), "o", ms=13, mfc="white", mec="black", mew=1.2)
-            axes.annotate(name.rsplit("task", 1)[-1], at.mean(0), ha="center", va="center", fontsize=8)
+        if len(at):  # two tasks may share a goal, and then a circle
+            labels.setdefault(tuple(at.mean(0).tolist()), []).append(name.rsplit("task", 1)[-1])
+    for at, names in labels.items():
+        axes.plot(*at, "o", ms=14, mfc="white", mec="black", mew=1.2)
+        axes.annotate(",".join(names), at, ha="center", va="center", fontsize=8)
     axes.set(aspect="equal", xlabel="x", ylabel="y")
     figure.colorbar(image, ax=axes, label="rows", shrink=0.8)
     axes.set_title("visited positions; circles: goal states of each task", fontsize=9, loc="left", color="0.35")
