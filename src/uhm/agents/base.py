@@ -1,0 +1,72 @@
+"""The contract of an agent: four pure functions. Everything else in the package knows agents by this alone.
+
+An algorithm is a factory `make(config, spec) -> Agent`. `config` holds what changes the compiled program; `hyper` is a
+pytree of scalars that may differ from member to member of a population. Nothing here is jitted, vmapped or looped: the
+trainer does that.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from uhm.data.dataset import Dataset
+from uhm.data.sampling import Sampler
+
+State = Any  # a pytree of arrays, private to the agent
+Hyper = Any  # a pytree of scalars
+Batch = Any
+Metrics = dict[str, Float[Array, ""]]
+
+
+class Spec(NamedTuple):
+    """What an agent is told about the data. `k_max` is the longest horizon that any member will ever use."""
+
+    observation_size: int
+    action_size: int
+    k_max: int
+    observation_low: np.ndarray
+    observation_high: np.ndarray
+    observation_mean: np.ndarray
+    observation_std: np.ndarray
+
+
+class Agent(NamedTuple):
+    """`sample` says which rows of the data an update needs; that is the agent's business, the trainer only calls it."""
+
+    init: Callable[[PRNGKeyArray, Hyper], State]
+    sample: Sampler
+    update: Callable[[State, Hyper, Batch, PRNGKeyArray], tuple[State, Metrics]]
+    act: Callable[[State, Float[Array, "*batch S"], PRNGKeyArray], Float[Array, "*batch A"]]
+
+
+def spec_of(dataset: Dataset, k_max: int) -> Spec:
+    """The spec of a data set, its statistics taken over all rows in float64 and in blocks."""
+    observations = dataset.observations
+    total = np.zeros(observations.shape[1])
+    squares, low, high = total.copy(), total + np.inf, total - np.inf
+    for start in range(0, observations.shape[0], 1 << 18):
+        block = np.asarray(observations[start : start + (1 << 18)], np.float64)
+        total, squares = total + block.sum(0), squares + np.square(block).sum(0)
+        low, high = np.minimum(low, block.min(0)), np.maximum(high, block.max(0))
+    mean = total / observations.shape[0]
+    std = np.sqrt(np.maximum(squares / observations.shape[0] - mean**2, 0.0))
+    # A dimension that never changes has nothing to scale.
+    std = np.where(std < 1e-6, 1.0, std)
+    as_float = lambda x: x.astype(np.float32)  # noqa: E731
+    return Spec(
+        observation_size=observations.shape[1],
+        action_size=dataset.actions.shape[1],
+        k_max=k_max,
+        observation_low=as_float(low),
+        observation_high=as_float(high),
+        observation_mean=as_float(mean),
+        observation_std=as_float(std),
+    )
+
+
+def stop(tree: Any) -> Any:
+    """The same tree with no gradient through it."""
+    return jax.lax.stop_gradient(tree)

@@ -1,0 +1,282 @@
+"""The actor-critic that UHM, GHM, MBTD(lambda), DTD(lambda) and ReBRAC-dagger share (algorithm 1 of the paper).
+
+    L_Q  = mean_i (Q_i(s, a) - y)^2                                      y is the one thing the methods differ in
+    L_pi = alpha |mu(s) - a|^2 - c Q(s, mu(s)),   c = sg(1 / mean |Q|)   TD3+BC; c gives alpha a scale
+    L_R  = (R(s, a) - r)^2                                               where the target asks for rewards
+    L_v  = |v(x_tau | s, a, n, tau) - (x_1 - x_0)|^2                     where there is a flow model
+
+A method says how it samples, which model it has, and how it backs up: `Backup` is the target y and, for the methods
+with a model, the flow's regression target. One Adam moves all networks by the sum of the losses; every loss sees the
+other networks through a stopped gradient.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from uhm import flow, horizons, nets
+from uhm.agents.base import Agent, Batch, Metrics, Spec, stop
+from uhm.agents.horizon_model import THRESHOLD, HorizonModel
+from uhm.data.sampling import Sampler
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What changes the compiled program."""
+
+    hidden: tuple[int, ...] = (512, 512, 512, 512)
+    """Widths of every network."""
+    batch_size: int = 256
+    """Transitions per gradient step."""
+    q_agg: Literal["min", "mean"] = "mean"
+    """How the two critics are combined, in targets and in the actor's loss."""
+    flow_steps: int = 5
+    """Steps of the ODE solver; midpoint evaluates twice per step."""
+    ode: Literal["midpoint", "euler"] = "midpoint"
+    """ODE solver."""
+    predict: Literal["delta", "absolute"] = "delta"
+    """Whether the model predicts the change of state or the state."""
+    model_layer_norm: bool = True
+    """LayerNorm in the vector field."""
+    embedding: Literal["sincos", "scalar", "onehot"] = "sincos"
+    """How the horizon n enters the vector field."""
+    standardise: bool = False
+    """Scale the model's inputs and outputs by the data's mean and standard deviation."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of matrix products; parameters and sums are float32 always."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Hyper:
+    """Scalars; each may differ from member to member of a population, a flag with several values is an axis of it."""
+
+    alpha: Any = 0.1
+    """Weight of behaviour cloning in the actor's loss."""
+    discount: Any = 0.999
+    """gamma."""
+    lambda_f: Any = 0.8
+    """Final lambda; 0 makes every method ReBRAC-dagger."""
+    schedule: Any = True
+    """Let lambda grow from 0 to lambda_f over the run, instead of using lambda_f from the first step."""
+    q: Any = 0.2
+    """Upper-tail mass of horizons that winsorization caps."""
+    beta: Any = 0.3
+    """Behaviour mixing: how often the model's next action is the data's instead of the policy's."""
+    terminal: Any = True
+    """Handle terminal states; without it every value is bootstrapped, past the goal too."""
+    normalise_q: Any = True
+    """Divide Q by its mean magnitude in the actor's loss."""
+    literal_mve: Any = False
+    """GHM only: the gamma-MVE weights as the paper prints them, which count a reward twice."""
+    actor_period: Any = 1
+    """Gradient steps per actor step."""
+    learning_rate: Any = 3e-4
+    """Adam's."""
+    ema_rate: Any = 0.005
+    """eta: how far targets move towards the online networks at each step."""
+    target_noise: Any = 0.2
+    """Standard deviation of the noise on target actions."""
+    target_noise_clip: Any = 0.5
+    """Largest noise on target actions."""
+    steps: Any = 1_000_000
+    """Gradient steps of the whole run, over which lambda grows."""
+
+
+class Networks(NamedTuple):
+    """What learns, and, as `targets`, the slow copies (the reward net has none)."""
+
+    critic: nets.Critic
+    actor: nets.Actor
+    model: HorizonModel | None
+    reward: nets.RewardNet | None
+
+
+class State(NamedTuple):
+    params: Networks
+    targets: Networks
+    adam: optax.OptState
+    step: Int[Array, ""]
+
+
+class FlowTarget(NamedTuple):
+    """The flow from (s, a, n) at noise x_0 should end in x_1."""
+
+    n: Int[Array, " B"]
+    x0: Float[Array, "B X"]
+    x1: Float[Array, "B X"]
+
+
+class Backup(NamedTuple):
+    """The critic's target, and the flow's where there is a model; `generated` are states that the model imagined."""
+
+    y: Float[Array, " B"]
+    flow: FlowTarget | None = None
+    generated: Float[Array, "*G S"] | None = None
+
+
+class Context(NamedTuple):
+    """What a backup may look at: slow networks, the online reward net, this step's lambda and cap."""
+
+    targets: Networks
+    reward: nets.RewardNet | None
+    hyper: Hyper
+    lam: Float[Array, ""]
+    k_max: Int[Array, ""]
+    q_agg: str
+
+    def ended(self, masks: Float[Array, "*B"]) -> Bool[Array, "*B"]:
+        """d' = 1 - mask: whether the successor is terminal, and so absorbing. Never, without terminal handling."""
+        return (masks < 0.5) & self.hyper.terminal
+
+    def act(self, key: PRNGKeyArray, s: Float[Array, "*B S"]) -> Float[Array, "*B A"]:
+        """pi(s): the slow actor with clipped noise (target smoothing)."""
+        mean = self.targets.actor(s)
+        clip = self.hyper.target_noise_clip
+        noise = jnp.clip(self.hyper.target_noise * jax.random.normal(key, mean.shape), -clip, clip)
+        return jnp.clip(mean + noise, -1.0, 1.0)
+
+    def value(self, s: Float[Array, "*B S"], a: Float[Array, "*B A"]) -> Float[Array, "*B"]:
+        """The slow critics' value of (s, a), aggregated."""
+        return aggregate(self.targets.critic(s, a), self.q_agg)
+
+    def mix(self, key: PRNGKeyArray, stored: Float[Array, "B A"], policy: Float[Array, "B A"]) -> Float[Array, "B A"]:
+        """Behaviour mixing: the stored action with probability beta, else the policy's."""
+        return jnp.where(jax.random.uniform(key, stored.shape[:-1])[..., None] < self.hyper.beta, stored, policy)
+
+
+class Method(NamedTuple):
+    """All that a method adds to the core."""
+
+    sampler: Sampler
+    backup: Callable[[Context, Batch, PRNGKeyArray], Backup]
+    embedding: str | None = None  # of the model's horizon; None means that there is no model
+    reward: bool = False
+    first: Callable[[Batch], Any] = lambda batch: batch  # the transitions that the losses are taken on
+
+
+def aggregate(values: Float[Array, "E *B"], how: str) -> Float[Array, "*B"]:
+    """Both critics as one: the smaller (clipped double Q) or the mean."""
+    return values.min(0) if how == "min" else values.mean(0)
+
+
+def build(config: Config, spec: Spec, method: Method) -> Agent:
+    """The agent of a method."""
+    dtype = None if config.compute_dtype == "float32" else config.compute_dtype
+    # The learning rate is a hyperparameter and applied by hand: it may differ between members.
+    adam = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
+
+    def init(key: PRNGKeyArray, hyper: Hyper) -> State:
+        key_critic, key_actor, key_model, key_reward = jax.random.split(key, 4)
+        sizes = (spec.observation_size, spec.action_size)
+        model = None
+        if method.embedding is not None:
+            model = HorizonModel(
+                spec,
+                key_model,
+                hidden=config.hidden,
+                embedding=method.embedding,
+                layer_norm=config.model_layer_norm,
+                delta=config.predict == "delta",
+                standardise=config.standardise,
+                steps=config.flow_steps,
+                ode=config.ode,
+                compute_dtype=dtype,
+            )
+        params: Any = Networks(
+            critic=nets.Critic(*sizes, key_critic, config.hidden, compute_dtype=dtype),
+            actor=nets.Actor(*sizes, key_actor, config.hidden, compute_dtype=dtype),
+            model=model,
+            reward=nets.RewardNet(*sizes, key_reward, config.hidden, compute_dtype=dtype) if method.reward else None,
+        )
+        # Copies, because donated buffers must not alias.
+        targets = jax.tree.map(jnp.copy, params._replace(reward=None))
+        return State(params, targets, adam.init(params), jnp.zeros((), jnp.int32))
+
+    def update(state: State, hyper: Hyper, batch: Batch, key: PRNGKeyArray) -> tuple[State, Metrics]:
+        key_backup, key_tau = jax.random.split(key)
+        lam = horizons.lambda_schedule(state.step / hyper.steps, hyper.lambda_f)
+        lam = jnp.where(hyper.schedule, lam, hyper.lambda_f)
+        cap = horizons.k_max(lam, hyper.discount, hyper.q)
+        context = Context(state.targets, state.params.reward, hyper, lam, cap, config.q_agg)
+        backup = stop(method.backup(context, batch, key_backup))
+        tau = jax.random.uniform(key_tau, backup.y.shape)
+        acts = state.step % hyper.actor_period == 0
+
+        def total(params: Networks) -> tuple[Float[Array, ""], Metrics]:
+            return losses(params, hyper, method.first(batch), backup, tau, acts, config.q_agg)
+
+        gradients, metrics = jax.grad(total, has_aux=True)(state.params)
+        moves, optimiser = adam.update(gradients, state.adam)
+        params = jax.tree.map(lambda p, m: p - hyper.learning_rate * m, state.params, moves)
+        targets = nets.ema(state.targets, params._replace(reward=None), hyper.ema_rate)
+        metrics |= {"lambda": lam, "k_max": cap.astype(float), "gradient_norm": optax.global_norm(gradients)}
+        if backup.generated is not None:
+            outside = (backup.generated < spec.observation_low) | (backup.generated > spec.observation_high)
+            metrics["outside_data"] = outside.mean()
+        return State(params, targets, optimiser, state.step + 1), metrics
+
+    def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
+        return state.params.actor(observations)
+
+    return Agent(init, method.sampler, update, act)
+
+
+def losses(
+    params: Networks,
+    hyper: Hyper,
+    batch: Any,
+    backup: Backup,
+    tau: Float[Array, " B"],
+    acts: Bool[Array, ""],
+    q_agg: str,
+) -> tuple[Float[Array, ""], Metrics]:
+    """The sum of all losses and what to log."""
+    critic, q = critic_loss(params.critic, batch, backup.y)
+    actor, cloning = actor_loss(params.actor, stop(params.critic), hyper, batch, q_agg)
+    metrics = {"critic_loss": critic, "actor_loss": actor, "bc_error": cloning}
+    metrics |= {"q_mean": q.mean(), "q_min": q.min(), "q_max": q.max(), "target_mean": backup.y.mean()}
+    loss = critic + jnp.where(acts, actor, 0.0)
+    if params.reward is not None:
+        metrics["reward_loss"] = jnp.square(params.reward(batch.observations, batch.actions) - batch.rewards).mean()
+        loss += metrics["reward_loss"]
+    if params.model is not None and backup.flow is not None:
+        model, recall = model_loss(params.model, batch, backup.flow, tau)
+        metrics |= {"model_loss": model, "flag_recall": recall}
+        loss += model
+    return loss, metrics
+
+
+def critic_loss(critic: nets.Critic, batch: Any, y: Float[Array, " B"]) -> tuple[Float[Array, ""], Float[Array, "E B"]]:
+    """L_Q, the mean over critics and rows, and the values themselves."""
+    q = critic(batch.observations, batch.actions)
+    return jnp.square(q - y).mean(), q
+
+
+def actor_loss(
+    actor: nets.Actor, critic: nets.Critic, hyper: Hyper, batch: Any, q_agg: str
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """L_pi and its cloning error, which is summed over action dimensions as |.|^2 says."""
+    action = actor(batch.observations)
+    q = aggregate(critic(batch.observations, action), q_agg)
+    scale = jnp.where(hyper.normalise_q, 1.0 / jnp.maximum(jnp.abs(stop(q)).mean(), 1e-6), 1.0)
+    cloning = jnp.square(action - batch.actions).sum(-1).mean()
+    return hyper.alpha * cloning - scale * q.mean(), cloning
+
+
+def model_loss(
+    model: HorizonModel, batch: Any, target: FlowTarget, tau: Float[Array, " B"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """L_v, and how many of the ended futures the model would flag: x_1 is guessed from x_tau and the velocity there."""
+    x = flow.path(target.x0, target.x1, tau)
+    velocity = model.velocity(x, tau, batch.observations, batch.actions, target.n)
+    guess = x[:, -1] + (1 - tau) * velocity[:, -1]
+    ended = target.x1[:, -1] > THRESHOLD
+    recall = (ended & (guess > THRESHOLD)).sum() / jnp.maximum(ended.sum(), 1)
+    # Rows without an ended future say nothing: 1, so that a dip means a miss.
+    return jnp.square(velocity - (target.x1 - target.x0)).mean(), jnp.where(ended.any(), recall, 1.0)

@@ -1,0 +1,111 @@
+"""The universal horizon model: a flow that samples the state n steps ahead, s_n ~ m(. | s, a, n), for any n at once.
+
+What flows is x = (state part, flag). The state part is the change s_n - s (or s_n itself), the flag is 1 where the task
+has ended by then: a predicted output, thresholded at 0.5, never an input. Without the horizon input the same class is a
+geometric horizon model or a one-step model.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from uhm import flow
+from uhm.agents.base import Spec
+from uhm.nets import VectorField
+
+THRESHOLD = 0.5
+
+
+class HorizonModel(eqx.Module):
+    """`model.sample(key, s, a, n)` for any n and any leading axes.
+
+    `mean` and `std` scale what the field sees; they are leaves so that a model saves and stacks as one tree, and never
+    learn: nothing passes a gradient to them.
+    """
+
+    field: VectorField
+    mean: Float[Array, " S"]
+    std: Float[Array, " S"]
+    delta: bool = eqx.field(static=True)
+    steps: int = eqx.field(static=True)
+    ode: str = eqx.field(static=True)
+
+    def __init__(
+        self,
+        spec: Spec,
+        key: PRNGKeyArray,
+        *,
+        hidden: tuple[int, ...],
+        embedding: str = "sincos",
+        layer_norm: bool = True,
+        delta: bool = True,
+        standardise: bool = False,
+        steps: int = 5,
+        ode: str = "midpoint",
+        compute_dtype: str | None = None,
+    ):
+        self.field = VectorField(
+            spec.observation_size + 1,
+            spec.observation_size,
+            spec.action_size,
+            key,
+            hidden,
+            embedding,
+            spec.k_max,
+            layer_norm,
+            compute_dtype,
+        )
+        size = spec.observation_size
+        self.mean = jnp.asarray(spec.observation_mean) if standardise else jnp.zeros(size)
+        self.std = jnp.asarray(spec.observation_std) if standardise else jnp.ones(size)
+        self.delta, self.steps, self.ode = delta, steps, ode
+
+    def sample(
+        self,
+        key: PRNGKeyArray,
+        s: Float[Array, "*batch S"],
+        a: Float[Array, "*batch A"],
+        n: int | Int[Array, "*batch"] = 1,
+    ) -> tuple[Float[Array, "*batch S"], Bool[Array, "*batch"]]:
+        """States n steps after (s, a), and whether the task has ended by then."""
+        n = jnp.broadcast_to(jnp.asarray(n, jnp.int32), s.shape[:-1])
+        noise = jax.random.normal(key, (*s.shape[:-1], s.shape[-1] + 1))
+        return self.generate(noise, s, a, n)
+
+    def generate(
+        self,
+        noise: Float[Array, "*batch X"],
+        s: Float[Array, "*batch S"],
+        a: Float[Array, "*batch A"],
+        n: Int[Array, "*batch"],
+    ) -> tuple[Float[Array, "*batch S"], Bool[Array, "*batch"]]:
+        """The same for given noise: follow the flow from x_0 = noise to x_1 and decode."""
+        condition = self.field.condition(self._scaled(s), a, n)
+        x = flow.solve(lambda x, tau: self.field(x, tau, condition), noise, self.steps, self.ode)
+        mean, std = jax.lax.stop_gradient((self.mean, self.std))
+        state = s + std * x[..., :-1] if self.delta else mean + std * x[..., :-1]
+        return state, x[..., -1] > THRESHOLD
+
+    def encode(
+        self, s: Float[Array, "*batch S"], s_n: Float[Array, "*batch S"], ended: Bool[Array, "*batch"]
+    ) -> Float[Array, "*batch X"]:
+        """x_1 of a known future: what the flow from (s, a, n) should end in."""
+        mean, std = jax.lax.stop_gradient((self.mean, self.std))
+        state = (s_n - s) / std if self.delta else (s_n - mean) / std
+        return jnp.concatenate([state, ended[..., None].astype(state.dtype)], axis=-1)
+
+    def velocity(
+        self,
+        x: Float[Array, "*batch X"],
+        tau: Float[Array, "*batch"],
+        s: Float[Array, "*batch S"],
+        a: Float[Array, "*batch A"],
+        n: Int[Array, "*batch"],
+    ) -> Float[Array, "*batch X"]:
+        """v(x | s, a, n, tau)."""
+        return self.field.velocity(x, tau, self._scaled(s), a, n)
+
+    def _scaled(self, s: Float[Array, "*batch S"]) -> Float[Array, "*batch S"]:
+        mean, std = jax.lax.stop_gradient((self.mean, self.std))
+        return (s - mean) / std

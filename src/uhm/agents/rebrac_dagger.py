@@ -1,0 +1,21 @@
+"""ReBRAC-dagger: one-step TD. y = r + gamma (1 - d') Q(s', pi(s')).
+
+ReBRAC with gamma = 0.999, no critic penalty and one actor step per critic step; every other method of the family is
+this one at lambda_f = 0.
+"""
+
+from jaxtyping import PRNGKeyArray
+
+from uhm.agents.base import Agent, Spec
+from uhm.agents.core import Backup, Config, Context, Method, build
+from uhm.data.sampling import Transitions, transitions
+
+
+def make(config: Config, spec: Spec) -> Agent:
+    return build(config, spec, Method(transitions(config.batch_size), backup))
+
+
+def backup(context: Context, batch: Transitions, key: PRNGKeyArray) -> Backup:
+    s = batch.next_observations
+    bootstrap = context.value(s, context.act(key, s)) * ~context.ended(batch.masks)
+    return Backup(batch.rewards + context.hyper.discount * bootstrap)

@@ -1,0 +1,153 @@
+"""A population: many members of one agent (tasks x seeds x hyperparameters) advanced by one compiled program.
+
+This is the only module that knows there is more than one agent. Members are the leading axis of every leaf; the rows of
+the data are shared, only the task's column differs. The randomness of a member at a step depends on its own key and
+the step alone, so a member of a population and the same agent trained alone see the same batches and the same noise,
+and a run that is resumed goes on as if it had never stopped.
+"""
+
+import functools
+import itertools
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from uhm.agents.base import Agent, Metrics
+from uhm.data.dataset import Dataset
+
+# A critic loss beyond this is no loss any more: TD errors of 1e6 are a thousand times the largest return there is.
+DIVERGED = 1e12
+
+
+class Member(NamedTuple):
+    """One agent of a population: what it learns, its seed, and the hyperparameters in which it differs."""
+
+    task: str
+    column: int  # of the data set
+    seed: int
+    hyper: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def key(self) -> Key[Array, ""]:
+        """Differs between tasks of the same seed; the same for all hyperparameters, which makes them comparable."""
+        return jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(self.task.encode()) & 0x7FFFFFFF)
+
+
+class Population(NamedTuple):
+    """Everything that training changes. `alive` is False for a member that diverged and was frozen."""
+
+    state: Any  # the agents' states, stacked
+    key: Key[Array, " members"]
+    alive: Bool[Array, " members"]
+    step: Int[Array, ""]
+
+
+def grid(tasks: Sequence[str], seeds: Sequence[int], axes: Mapping[str, Sequence[Any]]) -> list[Member]:
+    """Every combination: tasks vary slowest, then seeds, then hyperparameters."""
+    settings = [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    return [
+        Member(task, column, seed, setting)
+        for column, task in enumerate(tasks)
+        for seed in seeds
+        for setting in settings
+    ]
+
+
+def stack_hyper(hyper: Any, members: Sequence[Member]) -> Any:
+    """The common hyperparameters with each member's own put in, one entry per member."""
+    names = {name for member in members for name, _ in member.hyper}
+    base = {name: [getattr(hyper, name)] * len(members) for name in hyper.__dataclass_fields__}
+    for index, member in enumerate(members):
+        for name, value in member.hyper:
+            base[name][index] = value
+    assert names <= base.keys()
+    return type(hyper)(**{name: _column(values) for name, values in base.items()})
+
+
+def _column(values: Sequence[Any]) -> Array:
+    """Flags stay boolean and all numbers become float32: a hyperparameter is a real number, however it was written."""
+    kind = jnp.bool_ if all(isinstance(value, bool) for value in values) else jnp.float32
+    return jnp.asarray(values, kind)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _init(agent: Agent, keys: Key[Array, " members"], hyper: Any) -> Any:
+    return jax.vmap(agent.init)(keys, hyper)
+
+
+def init(agent: Agent, members: Sequence[Member], hyper: Any) -> Population:
+    """All members at step 0; `hyper` comes from `stack_hyper`."""
+    split = jax.vmap(jax.random.split)(jnp.stack([member.key for member in members]))
+    alive = jnp.ones(len(members), bool)
+    return Population(_init(agent, split[:, 0], hyper), split[:, 1], alive, jnp.zeros((), jnp.int32))
+
+
+def step_keys(key: Key[Array, " members"], step: Int[Array, ""]) -> tuple[Key[Array, " members"], ...]:
+    """Each member's keys of one step: for drawing its batch, and for its update."""
+    pair = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, step)))(key)
+    return pair[:, 0], pair[:, 1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=1)
+def advance(
+    agent: Agent, population: Population, hyper: Any, dataset: Dataset, steps: int
+) -> tuple[Population, Metrics]:
+    """`steps` updates of every member on data that live on the device; metrics are means over the steps."""
+    sample = jax.vmap(agent.sample, in_axes=(dataset.member_axes(), 0))
+    return _scan(agent, population, hyper, steps, lambda key, _: sample(dataset, key), None)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def advance_on(agent: Agent, population: Population, hyper: Any, batches: Any) -> tuple[Population, Metrics]:
+    """The same on batches that were gathered elsewhere: leaves are [steps, members, ...]."""
+    steps = jax.tree.leaves(batches)[0].shape[0]
+    return _scan(agent, population, hyper, steps, lambda _, batch: batch, batches)
+
+
+def sample_keys(population: Population, steps: int) -> Key[Array, "steps members"]:
+    """The keys with which `advance` would draw the batches of the next steps."""
+    return jax.vmap(lambda i: step_keys(population.key, population.step + i)[0])(jnp.arange(steps))
+
+
+def _scan(
+    agent: Agent, population: Population, hyper: Any, steps: int, batch_of: Any, batches: Any
+) -> tuple[Population, Metrics]:
+    def one(pop: Population, batch: Any) -> tuple[Population, Metrics]:
+        key_sample, key_update = step_keys(pop.key, pop.step)
+        new, metrics = jax.vmap(agent.update)(pop.state, hyper, batch_of(key_sample, batch), key_update)
+        alive = pop.alive & healthy(metrics)
+        # Elementwise, and so fused with the optimiser: freezing costs nothing.
+        state = jax.tree.map(lambda n, o: _choose(alive, n, o), new, pop.state)
+        return Population(state, pop.key, alive, pop.step + 1), metrics
+
+    def body(carry: tuple[Population, Metrics], batch: Any) -> tuple[tuple[Population, Metrics], None]:
+        pop, total = carry
+        pop, metrics = one(pop, batch)
+        return (pop, jax.tree.map(jnp.add, total, metrics)), None
+
+    shapes = jax.eval_shape(one, population, jax.tree.map(lambda x: x[0], batches))[1]
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    (population, total), _ = jax.lax.scan(body, (population, zeros), batches, length=steps)
+    return population, jax.tree.map(lambda x: x / steps, total)
+
+
+def healthy(metrics: Metrics) -> Bool[Array, " members"]:
+    """Which members are still learning: all their numbers are finite and the critic's loss is of this world."""
+    finite = jnp.stack([jnp.isfinite(value) for value in metrics.values()]).all(0)
+    loss = metrics.get("critic_loss")
+    return finite if loss is None else finite & (loss < DIVERGED)
+
+
+def _choose(alive: Bool[Array, " members"], new: Array, old: Array) -> Array:
+    return jnp.where(alive.reshape(alive.shape + (1,) * (new.ndim - 1)), new, old)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def act(agent: Agent, state: Any, observations: Float[Array, "members lanes S"], key: Key[Array, ""]) -> Array:
+    """Actions of every member for its own observations."""
+    keys = jax.random.split(key, observations.shape[0])
+    return jax.vmap(agent.act)(state, observations, keys)
