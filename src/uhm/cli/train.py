@@ -1,0 +1,107 @@
+"""`uhm train`. Every field of the agent's Config and Hyper is a flag; a hyperparameter may take several values."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from uhm.agents import FAMILIES, family
+from uhm.errors import unknown
+
+
+@dataclasses.dataclass
+class Train:
+    """Train a population of agents: tasks x seeds x hyperparameters as one compiled program."""
+
+    agent: Positional[str] = "uhm"
+    """uhm, ghm, mbtd, dtd or rebrac-dagger."""
+    tasks: Positional[tuple[str, ...]] = ("rooms",)
+    """An environment, or some of its tasks."""
+    seeds: int | None = None
+    """Number of seeds (default: the paper's)."""
+    steps: int | None = None
+    """Gradient steps (default: the paper's)."""
+    run: Path | None = None
+    """Directory to make (default: runs/ and a name)."""
+    resume: Path | None = None
+    """Go on with the run in this directory; everything else is read from it."""
+    data_dir: Path | None = None
+    """Where data live (default: $UHM_DATA_DIR, else ~/.ogbench/data)."""
+    dataset: str | None = None
+    """Another data set of the environment than its official one."""
+    transitions: int | None = None
+    """Use only the first trajectories that hold as many transitions."""
+    placement: str = "device"
+    """Keep data on the `device`, or memory-mapped on the `host`."""
+    eval_interval: int | None = None
+    """Steps between evaluations (default: 100k, a tenth of a short run)."""
+    eval_episodes: int | None = None
+    """Episodes per member and evaluation (default: 50)."""
+    log_interval: int | None = None
+    """Steps between log lines; also the length of a compiled chunk."""
+    checkpoint_interval: int | None = None
+    """Steps between checkpoints."""
+    tensorboard: bool = False
+    """Also write TensorBoard files into the run."""
+    wandb: str | None = None
+    """Also log to this Weights & Biases project."""
+
+    def __call__(self) -> int:
+        from uhm import train
+
+        if self.resume is not None:
+            train.resume(self.resume, show=True, sinks=self._sinks(self.resume, {}))
+            return 0
+        names = [field.name for field in dataclasses.fields(Train)]
+        common = {n: getattr(self, n) for n in names[2:] if n not in ("run", "resume", "tensorboard", "wandb")}
+        common["data_dir"] = None if self.data_dir is None else str(self.data_dir)
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in names}
+        settings = {name: value for name, value in own.items() if value is not None and value != ()}
+        plan = train.resolve(self.agent, self.tasks, **common, **settings)
+        directory = self.run or train.default_directory(plan)
+        train.start(plan, directory, show=True, sinks=self._sinks(directory, plan.to_json()))
+        return 0
+
+    def _sinks(self, directory: Path, config: dict[str, Any]) -> list[Any]:
+        from uhm.runs import TensorBoard, WandB
+
+        sinks: list[Any] = [TensorBoard(directory)] if self.tensorboard else []
+        return sinks + ([WandB(directory, config, self.wandb)] if self.wandb else [])
+
+
+def verb(arguments: list[str]) -> type:
+    """`Train` with the flags of the agent that the arguments name."""
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else "uhm"
+    if named not in FAMILIES:
+        raise unknown("agent", named, FAMILIES, f"Agents are: {', '.join(FAMILIES)}.")
+    kind = family(named)
+    fields: list[Any] = []
+    for group, many in ((kind.Config, False), (kind.Hyper, True)):
+        for field in dataclasses.fields(group):
+            if field.name == "steps":  # has its own flag
+                continue
+            plain = field.type if not many else (bool if isinstance(field.default, bool) else float)
+            fields.append((field.name, _flag(plain, many), dataclasses.field(default=() if many else None)))
+    built = dataclasses.make_dataclass("Train", fields, bases=(Train,))
+    built.__doc__ = f"{Train.__doc__}\n\n" + _attributes(kind)
+    return built
+
+
+def _flag(plain: Any, many: bool) -> Any:
+    return tuple[plain, ...] if many else plain | None
+
+
+def _attributes(kind: Any) -> str:
+    """The fields' own docstrings, in the form that tyro reads from a class's docstring."""
+    lines = ["Attributes:"]
+    for group in (Train, kind.Config, kind.Hyper):
+        source = inspect.getsource(group).splitlines()
+        for number, line in enumerate(source):
+            name = line.strip().split(":")[0]
+            if line.startswith("    ") and name.isidentifier() and number + 1 < len(source):
+                text = source[number + 1].strip()
+                if text.startswith('"""') and text.endswith('"""'):
+                    lines.append(f"    {name}: {text.strip(chr(34))}")
+    return "\n".join(lines)

@@ -1,0 +1,80 @@
+"""Train a population and keep everything needed to go on, to look and to compare.
+
+from uhm.train import train
+
+summary = train("uhm", "rooms", seeds=3)
+"""
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from uhm.errors import UhmError
+from uhm.runs import Run, Sink
+from uhm.tasks import Task
+from uhm.train import progress
+from uhm.train.loop import Training, data_of, session
+from uhm.train.plan import Plan, resolve
+
+__all__ = ["Plan", "Training", "resolve", "resume", "start", "train"]
+
+
+def train(
+    agent: str = "uhm",
+    what: str | Task | Sequence[str | Task] = "rooms",
+    *,
+    run: Path | str | None = None,
+    show: bool = False,
+    sinks: Sequence[Sink] = (),
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train `agent` on a task, an environment or some of its tasks, and return the summary.
+
+    `settings` are `seeds`, `steps`, the intervals, and every field of the agent's Config and Hyper; a list of values
+    for a hyperparameter is an axis of the population. `run` is the directory to make (default: runs/ and a name).
+    """
+    plan = resolve(agent, what, **settings)
+    return start(plan, Path(run) if run else default_directory(plan), show=show, sinks=sinks)
+
+
+def start(plan: Plan, directory: Path, *, show: bool = False, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
+    """A new run of `plan` in `directory`."""
+    dataset = data_of(plan)  # before the directory is made: missing data must not leave an empty run behind
+    with Run.create(directory, plan.to_json(), sinks=sinks) as run, session(plan, run, dataset) as training:
+        return _finish(training, directory, show)
+
+
+def resume(directory: Path | str, *, show: bool = False, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
+    """Go on with a run that was interrupted, exactly as if it had not been."""
+    directory = Path(directory)
+    with Run.open(directory, sinks=sinks) as run:
+        finished = run.summary()
+        if finished is not None:
+            return finished
+        plan = Plan.from_json(run.config)
+        with session(plan, run) as training:
+            training.restore()
+            return _finish(training, directory, show)
+
+
+def _finish(training: Training, directory: Path, show: bool) -> dict[str, Any]:
+    plan = training.plan
+    label = f"{plan.agent} {plan.environment.name}"
+    with progress.bar(label, len(training.members), plan.steps, training.step, show) as update:
+        complete = training.go(update)
+    if not complete:
+        raise UhmError(f"stopped at step {training.step:,}, all saved: go on with `uhm train --resume {directory}`.")
+    summary = training.summary()
+    training.run.finish(summary)
+    if show:
+        scores = {index: member["score"] for index, member in enumerate(summary["members"])}
+        alive = [not member["diverged"] for member in summary["members"]]
+        progress.show(progress.table(plan.agent, training.members, scores, alive))
+        progress.show(f"{plan.steps:,} steps of {len(alive)} members in {summary['wall_time']:.0f} s; run: {directory}")
+    return summary
+
+
+def default_directory(plan: Plan) -> Path:
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{plan.agent}-{plan.environment.name}-{stamp}"

@@ -1,0 +1,215 @@
+"""The training loop: scanned chunks on the device, and between them logging, checkpoints and evaluation.
+
+At a step the order is: log, wait for the evaluation before, save, begin the next evaluation. A checkpoint therefore
+implies that everything logged up to it is on disk, but for the evaluation of that very step, which a resumed run makes
+again from the restored parameters. Randomness depends on member and step alone, so a resumed run is the same run.
+"""
+
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from uhm import population, tasks
+from uhm.agents import spec_of
+from uhm.data import Dataset, batches
+from uhm.data.source import load
+from uhm.errors import UhmError
+from uhm.evaluate import Episode, Evaluator, make_act, score, success_by_step
+from uhm.population import Population
+from uhm.runs import Run, params_sha256
+from uhm.runs.environment import versions
+from uhm.train import progress
+from uhm.train.plan import Plan
+
+
+class Training:
+    """One run in progress."""
+
+    def __init__(self, plan: Plan, run: Run, evaluator: Evaluator, dataset: Dataset):
+        self.plan, self.run, self.evaluator = plan, run, evaluator
+        self.members = plan.members()
+        kind = plan.family
+        self.agent = kind.make(kind.Config(**plan.config), spec_of(dataset, plan.k_max()))
+        self.hyper = population.stack_hyper(kind.Hyper(**plan.hyper), self.members)
+        columns = np.array([member.column for member in self.members], np.int32)
+        self.data = dataset.with_task(columns)
+        self.state = population.init(self.agent, self.members, self.hyper)
+        self.step = 0
+        self.seconds = 0.0  # of training, over all sessions
+        self.pending: Future[list[Episode]] | None = None
+        self.success: dict[str, float] = {}
+        self.thread = ThreadPoolExecutor(1, "uhm-evaluation")
+
+    def restore(self) -> None:
+        """Go back to the newest intact checkpoint, or to the start where there is none."""
+        found = self.run.restore(self.state)
+        if found is not None:
+            self.step, self.state = found
+        self.run.rewind(self.step)
+        self.seconds = max((line["seconds"] for line in self.run.metrics()), default=0.0)
+        if self._evaluates_at(self.step) and not any(e["step"] == self.step for e in self.run.episodes()):
+            self._begin_evaluation()
+
+    def go(self, update: progress.Update) -> bool:
+        """Train to the end; False if the user asked to stop, after saving what there is."""
+        with _interruptible() as stopped:
+            while self.step < self.plan.steps and not stopped.is_set():
+                self._chunk()
+                update(self.step, self.success)
+            if stopped.is_set() and self.step < self.plan.steps:
+                self.run.save(self.step, self.state, block=True)
+                return False
+            self._finish_evaluation()
+        return True
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds."""
+        episodes = [_episode(record) for record in self.run.episodes()]
+        scores, steps = score(episodes), success_by_step(episodes)
+        alive = np.asarray(self.state.alive)
+        params = getattr(self.state.state, "params", self.state.state)
+        return {
+            "agent": self.plan.agent,
+            "environment": self.plan.environment.name,
+            "steps": self.step,
+            "total_steps": self.step * len(self.members),
+            "wall_time": self.seconds,
+            "device": jax.devices()[0].device_kind,
+            "versions": versions(),
+            "members": [
+                {
+                    "agent": self.plan.agent,
+                    "task": member.task,
+                    "seed": member.seed,
+                    "hyper": {**self.plan.hyper, **dict(member.hyper)},
+                    "score": scores[index],
+                    "evaluations": [{"step": at, "success": value} for at, value in steps[index].items()],
+                    "diverged": not bool(alive[index]),
+                    "params_sha256": params_sha256(jax.tree.map(lambda x, i=index: x[i], params)),
+                }
+                for index, member in enumerate(self.members)
+            ],
+        }
+
+    def _chunk(self) -> None:
+        start = time.perf_counter()
+        # Chunks end at multiples of the log interval whatever the run was resumed from, so the programs are the same.
+        steps = min(self.plan.log_interval - self.step % self.plan.log_interval, self.plan.steps - self.step)
+        before = np.asarray(self.state.alive)
+        self.state, metrics = self._advance(steps)
+        values = {name: np.asarray(value).tolist() for name, value in jax.device_get(metrics).items()}
+        self.step += steps
+        self.seconds += time.perf_counter() - start
+        self.run.log(self.step, {"seconds": self.seconds, **values})
+        self._report_frozen(before, np.asarray(self.state.alive))
+        evaluates = self._evaluates_at(self.step)
+        saves = self._due(self.plan.checkpoint_interval)
+        if evaluates or saves or (self.pending is not None and self.pending.done()):
+            self._finish_evaluation()
+        if saves:
+            self.run.save(self.step, self.state, score=self._mean_success())
+        if evaluates:
+            self._begin_evaluation()
+
+    def _advance(self, steps: int) -> tuple[Population, Any]:
+        if not self.data.on_host:
+            return population.advance(self.agent, self.state, self.hyper, self.data, steps)
+        keys = population.sample_keys(self.state, steps)
+        (gathered,) = batches(self.agent.sample, self.data, [keys])
+        return population.advance_on(self.agent, self.state, self.hyper, gathered)
+
+    def _due(self, interval: int) -> bool:
+        """Whether a multiple of `interval` was passed in the last chunk, or the run has ended."""
+        passed = self.step // interval > (self.step - self.plan.log_interval) // interval
+        return self.step > 0 and (passed or self.step == self.plan.steps)
+
+    def _evaluates_at(self, step: int) -> bool:
+        return step > 0 and step == self.step and self._due(self.plan.eval_interval)
+
+    def _begin_evaluation(self) -> None:
+        """Copy the policies and let another thread evaluate them while training goes on."""
+        size = self.plan.environment.observation_size
+        policy = make_act(self.agent.act, self.state.state, jax.random.key(self.step), observation_size=size)
+        seeds = [member.seed for member in self.members]
+        self.pending = self.thread.submit(self.evaluator.run, policy, seeds=seeds, step=self.step)
+
+    def _finish_evaluation(self) -> None:
+        if self.pending is None:
+            return
+        episodes, self.pending = self.pending.result(), None
+        self.run.log_episodes(episode.to_json() for episode in episodes)
+        latest = {m: next(iter(steps.values())) for m, steps in success_by_step(episodes).items()}
+        self.success = progress.by_task(self.members, latest)
+
+    def _mean_success(self) -> float | None:
+        return float(np.mean(list(self.success.values()))) if self.success else None
+
+    def _report_frozen(self, before: np.ndarray, after: np.ndarray) -> None:
+        for index in np.flatnonzero(before & ~after):
+            member = self.members[index]
+            warnings.warn(
+                f"member {index} ({member.task}, seed {member.seed}, {dict(member.hyper)}) diverged before step "
+                f"{self.step} and was frozen; the others go on.",
+                stacklevel=2,
+            )
+
+
+def _episode(record: dict[str, Any]) -> Episode:
+    return Episode(**{("return_" if name == "return" else name): value for name, value in record.items()})
+
+
+@contextmanager
+def session(plan: Plan, run: Run, dataset: Dataset | None = None) -> Iterator[Training]:
+    """A training with its evaluator and its data, all of which end with it."""
+    members = plan.members()
+    with Evaluator([tasks.task(member.task) for member in members], episodes=plan.eval_episodes) as evaluator:
+        training = Training(plan, run, evaluator, dataset if dataset is not None else data_of(plan))
+        try:
+            yield training
+        finally:
+            training.thread.shutdown(wait=False, cancel_futures=True)
+
+
+def data_of(plan: Plan) -> Dataset:
+    """The plan's data; those of the embedded default are made if they are not there."""
+    wanted = [tasks.task(name) for name in plan.tasks]
+    options: dict[str, Any] = {"data_dir": plan.data_dir, "dataset": plan.dataset, "transitions": plan.transitions}
+    options["placement"] = plan.placement
+    try:
+        return load(wanted, **options)
+    except UhmError:
+        if plan.environment is not tasks.ROOMS or plan.dataset is not None:
+            raise
+    from uhm.data.generate import make
+    from uhm.data.source import data_directory
+
+    make(tasks.ROOMS, data_directory(plan.data_dir), progress=False)
+    return load(wanted, **options)
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets; the second one interrupts as usual."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    usual = signal.getsignal(signal.SIGINT)
+
+    def ask(*_: object) -> None:
+        stopped.set()
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, usual)

@@ -1,0 +1,200 @@
+"""A plan: everything a run is, resolved and checked before anything starts, as plain data.
+
+Values come from the paper's presets for the agent and the environment, then from the caller. A hyperparameter with
+several values becomes an axis of the population; a config value cannot, because it changes the compiled program.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from uhm import horizons, presets, tasks
+from uhm.agents import Family, family
+from uhm.errors import UhmError, unknown
+from uhm.population import Member, grid
+from uhm.tasks import Environment, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What `config.json` of a run holds."""
+
+    agent: str
+    tasks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    steps: int
+    config: dict[str, Any]
+    hyper: dict[str, Any]
+    axes: dict[str, list[Any]]  # hyperparameters with several values
+    eval_interval: int
+    eval_episodes: int
+    log_interval: int
+    checkpoint_interval: int
+    placement: str = "device"
+    data_dir: str | None = None
+    dataset: str | None = None
+    transitions: int | None = None
+
+    @property
+    def environment(self) -> Environment:
+        return tasks.task(self.tasks[0]).environment
+
+    @property
+    def family(self) -> Family:
+        return family(self.agent)
+
+    def members(self) -> list[Member]:
+        return grid(self.tasks, self.seeds, self.axes)
+
+    def k_max(self) -> int:
+        """The longest horizon that any member reaches, which fixes the shapes of the program."""
+        longest = 1
+        for member in self.members():
+            hyper = {**self.hyper, **dict(member.hyper)}
+            if "lambda_f" in hyper:
+                longest = max(longest, int(horizons.k_max(hyper["lambda_f"], hyper["discount"], hyper["q"])))
+        return longest
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
+        fields = {field.name for field in dataclasses.fields(cls)}
+        if set(data) != fields:
+            raise UhmError(f"the run's config has other fields than this version's: {sorted(set(data) ^ fields)}.")
+        values = dict(data)
+        values |= {name: tuple(values[name]) for name in ("tasks", "seeds")}
+        values["config"] = {**values["config"], "hidden": tuple(values["config"]["hidden"])}
+        return cls(**values)
+
+
+def resolve(
+    agent: str = "uhm",
+    what: str | Task | Sequence[str | Task] = "rooms",
+    *,
+    seeds: int | Sequence[int] | None = None,
+    steps: int | None = None,
+    eval_interval: int | None = None,
+    eval_episodes: int | None = None,
+    log_interval: int | None = None,
+    checkpoint_interval: int | None = None,
+    **settings: Any,
+) -> Plan:
+    """A checked plan. `settings` are fields of the agent's Config and Hyper, `data_dir`, `placement` and the like."""
+    kind = family(agent)
+    wanted = _tasks(what)
+    environment = wanted[0].environment
+    small = environment is tasks.ROOMS
+    steps = environment.steps if steps is None else steps
+    _at_least("steps", steps, 1)
+    rest = {f: settings.pop(f) for f in ("placement", "data_dir", "dataset", "transitions") if f in settings}
+    config, hyper, axes = _values(kind, environment, settings)
+    hyper["steps"] = steps
+    plan = Plan(
+        agent=agent,
+        tasks=tuple(task.name for task in wanted),
+        seeds=_seeds(environment.seeds if seeds is None else seeds),
+        steps=steps,
+        config=config,
+        hyper=hyper,
+        axes=axes,
+        # Ten evaluations of a short run, one per 100k steps of a long one.
+        eval_interval=eval_interval or min(100_000, max(1, steps // 10)),
+        eval_episodes=50 if eval_episodes is None else eval_episodes,
+        log_interval=log_interval or min(500 if small else 1000, steps),
+        checkpoint_interval=checkpoint_interval or min(50_000, max(1, steps // 10)),
+        **rest,
+    )
+    for name in ("eval_interval", "eval_episodes", "log_interval", "checkpoint_interval"):
+        _at_least(name, getattr(plan, name), 1)
+    if plan.placement not in ("device", "host"):
+        raise UhmError(f"placement is '{plan.placement}', and must be device or host.")
+    return plan
+
+
+def _tasks(what: str | Task | Sequence[str | Task]) -> tuple[Task, ...]:
+    names = [what] if isinstance(what, str | Task) else list(what)
+    found = dict.fromkeys(t for name in names for t in ((name,) if isinstance(name, Task) else tasks.resolve(name)))
+    environments = sorted({task.environment.name for task in found})
+    if len(environments) != 1:
+        raise UhmError(
+            f"one population trains on one environment, not on {len(environments)} ({', '.join(environments)}): "
+            "start one run for each."
+        )
+    return tuple(found)
+
+
+def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(seeds, int):
+        _at_least("seeds", seeds, 1)
+        return tuple(range(seeds))
+    if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
+        raise UhmError(f"seeds are {list(seeds)}, and must be different numbers from 0 on.")
+    return tuple(seeds)
+
+
+def _values(kind: Family, environment: Environment, given: dict[str, Any]) -> tuple[dict, dict, dict[str, list[Any]]]:
+    """Config, hyper and axes: defaults, then the paper's preset, then what the caller gave."""
+    configs: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(kind.Config)}
+    hypers: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(kind.Hyper)}
+    for name, setting in presets.preset(kind.name, environment).items():
+        (configs if name in configs else hypers)[name] = setting.value
+    axes: dict[str, list[Any]] = {}
+    for name, value in given.items():
+        if name not in configs and name not in hypers:
+            raise unknown("setting", name, [*configs, *hypers], f"{kind.name} has no such hyperparameter.")
+        values = [value] if name == "hidden" or not isinstance(value, list | tuple) else list(value)
+        if name in configs and len(values) > 1:
+            raise UhmError(f"{name} changes the compiled program, so one population has one value of it: give one.")
+        if len(values) > 1:
+            axes[name] = values
+        (configs if name in configs else hypers)[name] = values[0]
+    configs["hidden"] = tuple(configs["hidden"])
+    for name, value in configs.items():
+        _check_config(kind, name, value)
+    for name, value in hypers.items():
+        for one in axes.get(name, [value]):
+            _check_hyper(name, one)
+    return configs, hypers, axes
+
+
+def _check_config(kind: Family, name: str, value: Any) -> None:
+    if name == "hidden" and (not value or min(value) < 1):
+        raise UhmError(f"hidden is {value}, and must be widths of at least 1.")
+    if name in ("batch_size", "flow_steps"):
+        _at_least(name, value, 1)
+    choices = getattr(kind.Config.__annotations__.get(name), "__args__", ())
+    if choices and all(isinstance(choice, str) for choice in choices) and value not in choices:
+        raise UhmError(f"{name} is '{value}', and must be one of: {', '.join(choices)}.")
+
+
+# (lowest, highest, whether the ends themselves are allowed)
+_RANGES: dict[str, tuple[float, float, bool, bool]] = {
+    "alpha": (0, math.inf, True, False),
+    "discount": (0, 1, False, False),
+    "lambda_f": (0, 1, True, False),
+    "q": (0, 1, False, False),
+    "beta": (0, 1, True, True),
+    "learning_rate": (0, math.inf, False, False),
+    "ema_rate": (0, 1, False, True),
+    "target_noise": (0, math.inf, True, False),
+    "target_noise_clip": (0, math.inf, True, False),
+    "actor_period": (1, math.inf, True, False),
+}
+
+
+def _check_hyper(name: str, value: Any) -> None:
+    if name not in _RANGES:
+        return
+    low, high, with_low, with_high = _RANGES[name]
+    ok = isinstance(value, int | float) and (low <= value if with_low else low < value)
+    if not (ok and (value <= high if with_high else value < high)):
+        interval = f"{'[' if with_low else '('}{low:g}, {high:g}{']' if with_high else ')'}"
+        raise UhmError(f"{name} is {value}, and must be in {interval}.")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise UhmError(f"{name} is {value}, and must be at least {least}.")

@@ -1,0 +1,75 @@
+"""What is shown while a run goes on, and the table at its end."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from uhm import presets, tasks
+from uhm.population import Member
+
+Update = Callable[[int, dict[str, float]], None]
+
+
+@contextmanager
+def bar(label: str, members: int, steps: int, done: int, wanted: bool) -> Iterator[Update]:
+    """A bar with steps per second, in total and per member, the time left and the latest success per task."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:,}/{task.total:,}  {task.fields[rate]}"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[latest]}"),
+    )
+    with Progress(*columns, console=console, disable=not (wanted and console.is_terminal)) as progress:
+        line = progress.add_task(label, total=steps, completed=done, rate="compiling", latest="")
+
+        def update(step: int, success: dict[str, float]) -> None:
+            latest = "  ".join(f"{task.rsplit('-', 1)[-1]} {100 * value:.0f}%" for task, value in success.items())
+            progress.update(line, completed=step, latest=latest)
+            speed = progress.tasks[0].speed
+            if speed:
+                progress.update(line, rate=f"{speed * members:,.0f} steps/s ({speed:,.0f} per member)")
+
+        yield update
+
+
+def table(agent: str, members: Sequence[Member], scores: dict[int, float], alive: Sequence[bool]) -> Table:
+    """Success per task in percent, mean and standard deviation over members, beside the paper's."""
+    rows: dict[str, list[float]] = {}
+    for index, member in enumerate(members):
+        rows.setdefault(member.task, []).append(100 * scores[index])
+    out = Table(title=f"{agent}: success in %, mean of the last three evaluations", title_justify="left", box=None)
+    out.add_column("task")
+    for column in ("mean", "std", "members", "paper"):
+        out.add_column(column, justify="right")
+    for name, values in rows.items():
+        paper = presets.paper_result(agent, tasks.task(name))
+        std = f"{statistics.stdev(values):.1f}" if len(values) > 1 else "-"
+        out.add_row(
+            name, f"{statistics.mean(values):.1f}", std, str(len(values)), f"{paper.mean:.0f}" if paper else "-"
+        )
+    if len(rows) > 1:
+        everything = [value for values in rows.values() for value in values]
+        out.add_section()
+        out.add_row("mean", f"{statistics.mean(everything):.1f}", "", str(len(everything)), "")
+    if not all(alive):
+        out.caption = f"{alive.count(False)} of {len(alive)} members diverged and were frozen"
+    return out
+
+
+def by_task(members: Sequence[Member], successes: dict[int, float]) -> dict[str, float]:
+    """Mean success per task of one evaluation."""
+    grouped: dict[str, list[float]] = {}
+    for index, value in successes.items():
+        grouped.setdefault(members[index].task, []).append(value)
+    return {task: statistics.mean(values) for task, values in grouped.items()}
+
+
+def show(renderable: Any) -> None:
+    Console().print(renderable)
