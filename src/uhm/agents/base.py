@@ -18,7 +18,7 @@ from uhm.data.sampling import Sampler
 State = Any  # a pytree of arrays, private to the agent
 Hyper = Any  # a pytree of scalars
 Batch = Any
-Metrics = dict[str, Float[Array, ""]]
+Metrics = dict[str, Float[Array, "*members"]]  # scalars, and one entry per member in a population
 
 
 class Spec(NamedTuple):

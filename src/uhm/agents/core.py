@@ -151,7 +151,11 @@ class Context(NamedTuple):
 
 
 class Method(NamedTuple):
-    """All that a method adds to the core."""
+    """All that a method adds to the core.
+
+    Every backup splits its key in two and draws the noise of the action it bootstraps with from the first: at lambda 0
+    all targets are then equal.
+    """
 
     sampler: Sampler
     backup: Callable[[Context, Batch, PRNGKeyArray], Backup]
@@ -215,7 +219,8 @@ def build(config: Config, spec: Spec, method: Method) -> Agent:
         moves, optimiser = adam.update(gradients, state.adam)
         params = jax.tree.map(lambda p, m: p - hyper.learning_rate * m, state.params, moves)
         targets = nets.ema(state.targets, params._replace(reward=None), hyper.ema_rate)
-        metrics |= {"lambda": lam, "k_max": cap.astype(float), "gradient_norm": optax.global_norm(gradients)}
+        norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradients)))
+        metrics |= {"lambda": lam, "k_max": cap.astype(float), "gradient_norm": norm}
         if backup.generated is not None:
             outside = (backup.generated < spec.observation_low) | (backup.generated > spec.observation_high)
             metrics["outside_data"] = outside.mean()

@@ -4,6 +4,7 @@ The horizon is cut where the stored trajectory ends, and the target bootstraps t
 """
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from uhm.agents.base import Agent, Spec
@@ -29,8 +30,9 @@ def first(batch: Windows) -> Transitions:
 
 
 def backup(context: Context, batch: Windows, key: PRNGKeyArray) -> Backup:
+    key_act, key = jax.random.split(key)
     states = batch.observations[:, 1:].swapaxes(0, 1)  # [K, B, S]: noise is drawn horizon by horizon
-    keys = jax.numpy.stack([key, *jax.random.split(key, len(states) - 1)])
+    keys = jnp.stack([key_act, *jax.random.split(key, len(states) - 1)])
     actions = jax.vmap(context.act)(keys, states)
     values = context.value(states, actions).swapaxes(0, 1)
     going_on = (~context.ended(batch.masks[:, :-1])).astype(values.dtype)

@@ -23,7 +23,8 @@ def make(config: Config, spec: Spec) -> Agent:
 
 def imagined_backup(context: Context, batch: Transitions, key: PRNGKeyArray, window: int) -> Backup:
     """Roll the model `window` - 1 steps on from s' and take the return of all horizons."""
-    key_act, key_mix, key_flow, key_roll = jax.random.split(key, 4)
+    key_act, key = jax.random.split(key)
+    key_mix, key_flow, key_roll = jax.random.split(key, 3)
     hyper, model, reward = context.hyper, context.targets.model, context.reward
     assert model is not None
     assert reward is not None
@@ -49,4 +50,5 @@ def imagined_backup(context: Context, batch: Transitions, key: PRNGKeyArray, win
     # Rewards and values are zero after an end already, so no mask is left to apply.
     y = lambda_returns(rewards, jnp.ones_like(rewards), values, context.lam, hyper.discount, context.k_max)
     noise = jax.random.normal(key_flow, (*s.shape[:-1], s.shape[-1] + 1))
-    return Backup(y, FlowTarget(n, noise, model.encode(batch.observations, s, ended)), states)
+    target = FlowTarget(n, noise, model.encode(batch.observations, s, ended))
+    return Backup(y, target, states if window > 1 else None)

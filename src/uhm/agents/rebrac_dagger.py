@@ -4,6 +4,7 @@ ReBRAC with gamma = 0.999, no critic penalty and one actor step per critic step;
 this one at lambda_f = 0.
 """
 
+import jax
 from jaxtyping import PRNGKeyArray
 
 from uhm.agents.base import Agent, Spec
@@ -16,6 +17,7 @@ def make(config: Config, spec: Spec) -> Agent:
 
 
 def backup(context: Context, batch: Transitions, key: PRNGKeyArray) -> Backup:
+    key_act, _ = jax.random.split(key)
     s = batch.next_observations
-    bootstrap = context.value(s, context.act(key, s)) * ~context.ended(batch.masks)
+    bootstrap = context.value(s, context.act(key_act, s)) * ~context.ended(batch.masks)
     return Backup(batch.rewards + context.hyper.discount * bootstrap)

@@ -23,7 +23,8 @@ def make(config: Config, spec: Spec) -> Agent:
 
 
 def backup(context: Context, batch: Transitions, key: PRNGKeyArray) -> Backup:
-    key_act, key_n, key_mix, key_next, key_noise = jax.random.split(key, 5)
+    key_act, key = jax.random.split(key)
+    key_n, key_mix, key_next, key_noise = jax.random.split(key, 4)
     hyper, model, reward = context.hyper, context.targets.model, context.reward
     assert model is not None
     assert reward is not None

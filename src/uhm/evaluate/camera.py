@@ -1,0 +1,79 @@
+"""The program that films episodes of a MuJoCo environment for `uhm.evaluate.video`.
+
+It sends an observation (`o`, then its numbers), reads an action, and so on; last comes one JSON object that tells the
+file or the error. Whether this machine can draw at all shows with the first picture, before anything is sent.
+"""
+
+import importlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from uhm.evaluate.video import save
+from uhm.evaluate.worker import Simulation
+from uhm.tasks import Environment
+
+
+def simulation(setup: dict[str, Any]) -> Simulation:
+    size = {"width": setup["size"], "height": setup["size"]}
+    return Simulation(Environment(**setup["environment"]), render_mode="rgb_array", **size)
+
+
+def plain(env: Any) -> None:
+    """Without shadows, reflections and smooth edges, which make a picture ten times slower in software."""
+    mujoco: Any = importlib.import_module("mujoco")  # its names are made at run time
+    env.model.vis.quality.offsamples = 0
+    env.render()  # makes the renderer
+    renderer = getattr(env, "custom_renderer", None) or env._renderer
+    for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+        renderer.scene.flags[flag] = 0
+
+
+def frames(filmed: Simulation, setup: dict[str, Any], answers: Any) -> Iterator[np.ndarray]:
+    """Play the episodes, a picture per step."""
+    for seeds in setup["seeds"]:
+        observation = filmed.reset(setup["task"], seeds)
+        yield filmed.env.render()
+        for _ in range(filmed.limit or sys.maxsize):
+            answers.write(b"o" + observation.astype(np.float32).tobytes())
+            answers.flush()
+            action = sys.stdin.buffer.read(4 * setup["environment"]["action_size"])
+            observation, _, terminated, truncated, _ = filmed.env.step(np.frombuffer(action, np.float32).copy())
+            yield filmed.env.render()
+            if terminated or truncated:
+                break
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    gymnasium.logger.min_level = gymnasium.logger.ERROR
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    setup = json.loads(sys.argv[1])
+    result: dict[str, Any] = {"drew": False}
+    try:
+        filmed = simulation(setup)
+        plain(filmed.env)
+        result["drew"] = True
+        result["path"] = str(save(frames(filmed, setup, answers), Path(setup["path"]), setup["fps"]))
+    except BaseException as error:
+        # PyOpenGL's errors cannot always be written out.
+        try:
+            reason = " ".join(str(error).split())
+        except Exception:
+            reason = ""
+        result["error"] = f"{type(error).__name__} {reason}".strip()
+    answers.write(json.dumps(result).encode())
+    answers.flush()
+    os._exit(0)  # graphics libraries may crash while they clean up
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Episodes for every member of a population, in environments that live in worker processes.
+
+A lane is one environment. Lanes belong to no member: whichever is free takes the next episode, first all of member 0,
+then all of member 1, and so on. So memory does not grow with the population, no lane idles before the last episodes,
+and a batch for the policy mostly reads the weights of one member. Exactly `episodes` are started per member and all
+are finished, so short ones do not count more. An episode depends on its seeds alone, not on lanes or workers.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from uhm.errors import UhmError
+from uhm.evaluate import rooms
+from uhm.evaluate.board import HALVES, IDLE, RESET, STEP, Board
+from uhm.evaluate.policy import Act, act_rows
+from uhm.evaluate.pool import Pool
+from uhm.evaluate.records import Episode, episode_seeds
+from uhm.tasks import ROOMS, Domain, Environment, Task
+
+# Lanes per worker, half of them stepped per message. A step of the arm takes milliseconds and 200 MB; in a maze it is
+# as short as the message itself, but a lane takes only 3 MB, and a policy is cheaper per row in a large batch.
+_LANES: dict[Domain, int] = {"manipulation": 8, "locomotion": 32}
+_MEGABYTES: dict[Domain, int] = {"manipulation": 200, "locomotion": 4}
+_WORKER_MEGABYTES = 500
+_SHARE_OF_MEMORY = 0.5
+_NOBODY = -1
+
+
+class Evaluator:
+    """Evaluates a population again and again; `tasks[i]` is the task of member i, all of one environment.
+
+    Worker processes start with the first `run` and stay until `close`. `workers` is their number (default: one per
+    core), `lanes` the number of environments they hold together (default: by domain and free memory).
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], *, episodes: int = 50, workers: int | None = None, lanes: int | None = None
+    ):
+        for name, value in (("episodes", episodes), ("workers", workers), ("lanes", lanes)):
+            if value is not None and value < 1:
+                raise UhmError(f"{name} is {value}, and must be at least 1.")
+        names = sorted({task.environment.name for task in tasks})
+        if len(names) != 1:
+            raise UhmError(f"the members of one evaluation share an environment, not {', '.join(names) or 'none'}.")
+        self.tasks = tuple(tasks)
+        self.episodes = episodes
+        self._environment = tasks[0].environment
+        self.workers, self.lanes = _sizes(self._environment, len(tasks) * episodes, workers, lanes)
+        self._pool: Pool | None = None
+        self._closed = False
+        self._one_at_a_time = threading.Lock()
+
+    def run(self, act: Act, *, seeds: Sequence[int], step: int) -> list[Episode]:
+        """One evaluation, ordered by member and episode. Blocks; call it in a thread to go on training."""
+        if len(seeds) != len(self.tasks):
+            raise UhmError(f"there are {len(seeds)} seeds for {len(self.tasks)} members; give one per member.")
+        with self._one_at_a_time:
+            self._refuse_if_closed()
+            if self._environment is ROOMS:
+                return rooms.run(act, self.tasks, seeds, step, self.episodes)
+            try:
+                return _Run(self, self._ready_pool(), act, seeds, step).results()
+            except BaseException:
+                # Workers may be in the middle of anything: the next run, if any, starts afresh.
+                self._stop()
+                raise
+
+    def _ready_pool(self) -> Pool:
+        pool = self._pool
+        if pool is None:
+            pool = self._pool = Pool(self._environment, self.lanes, self.workers)
+            self._refuse_if_closed()  # again, for `close` may have come too early to see the pool
+            pool.wait_ready()
+        return pool
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise UhmError("the evaluator is closed; make a new one.")
+
+    def close(self) -> None:
+        """End the workers, also in the middle of a run in another thread, which then fails."""
+        self._closed = True
+        self._stop()
+
+    def _stop(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def __enter__(self) -> "Evaluator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Run:
+    """One evaluation in progress."""
+
+    def __init__(self, evaluator: Evaluator, pool: Pool, act: Act, seeds: Sequence[int], step: int):
+        self._tasks, self._seeds, self._step = evaluator.tasks, seeds, step
+        self._pool, self._act = pool, act
+        self._board: Board = pool.board
+        self._waiting = deque((m, e) for m in range(len(self._tasks)) for e in range(evaluator.episodes))
+        # Of each lane's episode; the member is _NOBODY in a lane that has nothing left to do.
+        self._member = np.full(self._board.lanes, _NOBODY)
+        self._episode = np.zeros(self._board.lanes, int)
+        self._done: list[Episode] = []
+        self._count = 0
+
+    def results(self) -> list[Episode]:
+        for half in HALVES:
+            for lane in self._board.half(half):
+                self._next(lane)
+        under_way = [half for half in HALVES if self._tell(half)]
+        # While the policy acts for one half, the workers step the other.
+        while under_way:
+            half = under_way.pop(0)
+            self._pool.wait(half)
+            self._collect(half)
+            self._choose_actions(half)
+            if self._tell(half):
+                under_way.append(half)
+        return sorted(self._done, key=lambda record: (record.member, record.episode))
+
+    def _tell(self, half: int) -> bool:
+        busy = bool(np.any(self._member[half :: len(HALVES)] != _NOBODY))
+        if busy:
+            self._pool.tell(half)
+        return busy
+
+    def _next(self, lane: int) -> None:
+        """Give the lane its next episode, or none."""
+        board = self._board
+        if not self._waiting:
+            self._member[lane], board.command[lane] = _NOBODY, IDLE
+            return
+        member, episode = self._waiting.popleft()
+        self._member[lane], self._episode[lane], board.command[lane] = member, episode, RESET
+        task = self._tasks[member]
+        board.task[lane] = task.index
+        board.seeds[lane] = episode_seeds(self._seeds[member], self._step, task.index, episode)
+
+    def _collect(self, half: int) -> None:
+        """Record finished episodes and say what each lane does next."""
+        board, mine = self._board, slice(half, None, len(HALVES))
+        board.command[mine] = np.where(self._member[mine] == _NOBODY, IDLE, STEP)
+        for lane in half + len(HALVES) * np.flatnonzero(board.done[mine]):
+            member, episode = int(self._member[lane]), int(self._episode[lane])
+            result = (float(board.success[lane]), float(board.return_[lane]), int(board.length[lane]))
+            names = (self._tasks[member].name, int(self._seeds[member]), self._step, episode)
+            self._done.append(Episode(member, *names, *result))
+            board.done[lane] = 0
+            self._next(int(lane))
+
+    def _choose_actions(self, half: int) -> None:
+        board = self._board
+        lanes = half + len(HALVES) * np.flatnonzero(board.command[half :: len(HALVES)] == STEP)
+        if not len(lanes):
+            return
+        answers = act_rows(self._act, len(self._tasks), self._member[lanes], board.observation[lanes], self._count)
+        self._count += 1
+        for rows, actions in answers:
+            # A policy that has diverged fails its own episodes and must not break the simulators of the others.
+            actions = np.nan_to_num(np.asarray(actions)[: len(rows)])
+            board.action[lanes[rows]] = np.clip(actions, -1.0, 1.0)
+
+
+def _sizes(environment: Environment, jobs: int, workers: int | None, lanes: int | None) -> tuple[int, int]:
+    """How many processes and environments: no more than there are episodes, nor than fit into memory."""
+    domain = environment.domain
+    workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if lanes is None:
+        free = _free_megabytes() * _SHARE_OF_MEMORY
+        workers = max(1, min(workers, int(free / (_WORKER_MEGABYTES + 2 * _MEGABYTES[domain]))))
+        fit = int((free - workers * _WORKER_MEGABYTES) / _MEGABYTES[domain])
+        lanes = max(1, min(workers * _LANES[domain], fit))
+    lanes = min(lanes, jobs)
+    return min(workers, lanes), lanes
+
+
+def _free_megabytes() -> float:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except (AttributeError, ValueError, OSError):
+        return 8000.0

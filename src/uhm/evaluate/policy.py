@@ -1,0 +1,112 @@
+"""A population's policies on the CPU, while training keeps the accelerator.
+
+Any function `act(observations[members, lanes, S], count) -> actions[members, lanes, A]` will do for an evaluation.
+`make_act` makes one from an agent, which can also act for one member alone: the evaluator prefers that, since members
+share no weights and a batch that leaves most of them idle would still read them all.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+Act = Callable[[Float[np.ndarray, "members lanes S"], int], Any]
+
+
+class Policy:
+    """`act` of an agent for stacked states; randomness is fresh for every `count` and member."""
+
+    def __init__(self, agent_act: Callable[..., Any], states: Any, key: Any, device: Any, observation_size: int | None):
+        import jax
+
+        self._device = device or jax.local_devices(backend="cpu")[0]
+        leaves, structure = jax.tree.flatten(states)
+        shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        used, self._together, self._alone = _program(agent_act, structure, shapes, observation_size)
+        # A copy, and now: training goes on and overwrites the states in place.
+        self._leaves = jax.device_put([leaves[i] for i in used], self._device, may_alias=False)
+        self._key = jax.device_put(key, self._device, may_alias=False)
+        self._single: dict[int, list[Any]] = {}
+
+    def __call__(self, observations: Float[np.ndarray, "members lanes S"], count: int) -> Any:
+        """Actions of all members, in one batched program."""
+        members = np.arange(len(observations), dtype=np.uint32)
+        return self._together(self._leaves, observations, self._key, np.uint32(count), members)
+
+    def member(self, member: int, observations: Float[np.ndarray, "lanes S"], count: int) -> Any:
+        """Actions of one member."""
+        if member not in self._single:
+            self._single[member] = [leaf[member] for leaf in self._leaves]
+        return self._alone(self._single[member], observations, self._key, np.uint32(count), np.uint32(member))
+
+
+def make_act(
+    agent_act: Callable[..., Any], states: Any, key: Any, device: Any = None, *, observation_size: int | None = None
+) -> Policy:
+    """The policies of a population: `agent_act(state, observations, key)` for states stacked along a first axis.
+
+    They are copied to the CPU at once, so the caller may overwrite `states` afterwards. With `observation_size` only
+    those parts move that the policy reads: an actor, and not the critics, models and optimisers beside it.
+    """
+    return Policy(agent_act, states, key, device, observation_size)
+
+
+@functools.lru_cache(maxsize=16)
+def _program(
+    agent_act: Callable[..., Any],
+    structure: Any,
+    shapes: tuple[tuple[tuple[int, ...], Any], ...],
+    observation_size: int | None,
+) -> tuple[list[int], Callable[..., Any], Callable[..., Any]]:
+    """Which leaves of a state the policy reads, and its programs for all members and for one; compiled once a run."""
+    import jax
+
+    blank: list[Any] = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+
+    def act(leaves: list[Any], observations: Any, key: Any) -> Any:
+        return agent_act(jax.tree.unflatten(structure, leaves), observations, key)
+
+    used = list(range(len(blank)))
+    if observation_size is not None:
+        inputs = (blank, jax.ShapeDtypeStruct((1, observation_size), np.float32), jax.random.key(0))
+        jaxpr = jax.make_jaxpr(act)(*inputs).jaxpr
+        read = {id(variable) for equation in jaxpr.eqns for variable in equation.invars}
+        read |= {id(variable) for variable in jaxpr.outvars}
+        used = [i for i in used if id(jaxpr.invars[i]) in read]
+
+    def one(leaves: list[Any], observations: Any, key: Any, count: Any, member: Any) -> Any:
+        everything = list(blank)
+        for i, leaf in zip(used, leaves, strict=True):
+            everything[i] = leaf
+        return act(everything, observations, jax.random.fold_in(jax.random.fold_in(key, count), member))
+
+    return used, jax.jit(jax.vmap(one, in_axes=(0, 0, None, None, 0))), jax.jit(one)
+
+
+def act_rows(
+    act: Act, population: int, members: Int[np.ndarray, " rows"], observations: Float[np.ndarray, "rows S"], count: int
+) -> list[tuple[Int[np.ndarray, " some"], Any]]:
+    """Actions for rows that belong to any members: pairs of row numbers and their actions.
+
+    Batches are padded to a power of two, for a new shape would compile a new program. Nothing here waits for results.
+    """
+    groups = [(int(member), np.flatnonzero(members == member)) for member in np.unique(members)]
+    if isinstance(act, Policy):
+        answers = []
+        for member, rows in groups:
+            batch = np.zeros((_padded(len(rows)), observations.shape[1]), np.float32)
+            batch[: len(rows)] = observations[rows]
+            answers.append((rows, act.member(member, batch, count)))
+        return answers
+    lanes = _padded(max(len(rows) for _, rows in groups))
+    batch = np.zeros((population, lanes, observations.shape[1]), np.float32)
+    for member, rows in groups:
+        batch[member, : len(rows)] = observations[rows]
+    actions = np.asarray(act(batch, count))
+    return [(rows, actions[member]) for member, rows in groups]
+
+
+def _padded(rows: int) -> int:
+    return 1 << (rows - 1).bit_length()

@@ -1,0 +1,45 @@
+"""What an evaluation leaves behind: one record per episode, and the scores made of them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Episode(NamedTuple):
+    """One finished episode. `seed` is the member's, `step` the gradient step of the evaluation."""
+
+    member: int
+    task: str
+    seed: int
+    step: int
+    episode: int
+    success: float
+    return_: float
+    length: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with `return` under its proper name, which Python does not allow as a field."""
+        return {name.rstrip("_"): value for name, value in self._asdict().items()}
+
+
+def episode_seeds(seed: int, step: int, task: int, episode: int, count: int = 3) -> Sequence[int]:
+    """The seeds of one episode's environment: they depend on nothing else, so neither does the episode."""
+    return [int(word) for word in np.random.SeedSequence([seed, step, task, episode]).generate_state(count)]
+
+
+def success_by_step(records: Iterable[Episode]) -> dict[int, dict[int, float]]:
+    """Mean success of each member at each evaluation, members and steps in order."""
+    found: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        found[record.member][record.step].append(record.success)
+    return {
+        member: {step: float(np.mean(steps[step])) for step in sorted(steps)} for member, steps in sorted(found.items())
+    }
+
+
+def score(records: Iterable[Episode], last: int = 3) -> dict[int, float]:
+    """The reported number of each member: its mean success over the last three evaluations."""
+    by_step = success_by_step(records)
+    return {member: float(np.mean(list(steps.values())[-last:])) for member, steps in by_step.items()}

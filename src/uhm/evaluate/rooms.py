@@ -1,0 +1,43 @@
+"""Evaluation in `rooms`: all episodes of all members at once, as arrays, in this process."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from gymnasium.utils import seeding
+from jaxtyping import Float
+
+from uhm.envs import rooms
+from uhm.evaluate.policy import Act
+from uhm.evaluate.records import Episode, episode_seeds
+from uhm.tasks import ROOMS, Task
+
+
+def run(act: Act, tasks: Sequence[Task], seeds: Sequence[int], step: int, episodes: int) -> list[Episode]:
+    """The episodes that the Gymnasium environment would give with the same seeds."""
+    pairs = list(zip(tasks, seeds, strict=True))
+    xy = np.array([[start(t, *episode_seeds(s, step, t.index, e)) for e in range(episodes)] for t, s in pairs])
+    goals = rooms.GOALS[[task.index - 1 for task in tasks], None]
+    shape = xy.shape[:2]
+    success, returns, lengths = np.zeros(shape), np.zeros(shape), np.zeros(shape, int)
+    running = np.ones(shape, bool)
+    for count in range(ROOMS.episode_limit):
+        actions = np.nan_to_num(np.asarray(act(xy.astype(np.float32), count), np.float64))
+        solved = rooms.at_goal(xy, goals)
+        success[running] = solved[running]
+        returns[running] += solved[running] - 1.0
+        lengths[running] += 1
+        running &= ~solved
+        if not running.any():
+            break
+        xy = rooms.move(xy, actions)
+    return [
+        Episode(m, task.name, int(seeds[m]), step, e, float(success[m, e]), float(returns[m, e]), int(lengths[m, e]))
+        for m, task in enumerate(tasks)
+        for e in range(episodes)
+    ]
+
+
+def start(task: Task, in_global: int, in_env: int, in_actions: int) -> Float[np.ndarray, " 2"]:
+    """The first position of an episode."""
+    noise = seeding.np_random(in_env)[0].uniform(-rooms.START_NOISE, rooms.START_NOISE, 2)
+    return np.array(rooms.TASKS[task.index - 1][0]) + noise

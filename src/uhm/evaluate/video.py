@@ -1,0 +1,173 @@
+"""Films of episodes: MuJoCo's pictures where the machine can draw them, and for `rooms` a map that needs no graphics.
+
+MuJoCo chooses its graphics library when it is first imported, and a wrong choice may end the process. So a film is
+made by a program of its own, `uhm.evaluate.camera`, with EGL and else with OSMesa; this process only says how to act.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from uhm.envs import rooms
+from uhm.errors import UhmError
+from uhm.evaluate.records import episode_seeds
+from uhm.evaluate.rooms import start
+from uhm.tasks import ROOMS, Task
+
+ActSingle = Callable[[Float[np.ndarray, " S"]], Any]
+Frame = UInt8[np.ndarray, "height width 3"]
+
+BACKENDS = ("egl", "osmesa")
+SIZE = 320
+_CAMERA: tuple[str, ...] = ("-m", "uhm.evaluate.camera")
+_GROUND, _WALL, _GOAL, _TRAIL, _POINT = (
+    np.array(colour, float)
+    for colour in ((248, 246, 240), (72, 84, 102), (122, 186, 120), (236, 178, 160), (214, 72, 62))
+)
+
+
+def record_video(
+    task: Task, act_single: ActSingle, path: Path, episodes: int = 1, seed: int = 0, fps: int = 30
+) -> Path:
+    """Film some episodes of `act_single(observation) -> action` and return the file.
+
+    It is an mp4 where `imageio_ffmpeg` is installed, and else a GIF: the file's name says which.
+    """
+    path = path.expanduser().resolve()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if task.environment is ROOMS:
+            return save(_draw_rooms(task, act_single, episodes, seed), path, fps)
+        return _film(task, act_single, path, episodes, seed, fps)
+    except OSError as error:
+        raise UhmError(f"cannot write {error.filename or path}: {error.strerror or error}.") from error
+
+
+def save(frames: Iterable[Frame], path: Path, fps: int) -> Path:
+    """Write frames as they come: mp4 if there is an encoder, else GIF."""
+    try:
+        ffmpeg = importlib.import_module("imageio_ffmpeg")
+    except ImportError:
+        return _save_gif(frames, path.with_suffix(".gif"), fps)
+    path, writer = path.with_suffix(".mp4"), None
+    try:
+        for frame in frames:
+            if writer is None:
+                size = (frame.shape[1], frame.shape[0])
+                writer = ffmpeg.write_frames(str(path), size, fps=fps, macro_block_size=2, output_params=["-an"])
+                writer.send(None)
+            writer.send(np.ascontiguousarray(frame))
+    finally:
+        if writer is not None:
+            writer.close()
+    return path
+
+
+def _save_gif(frames: Iterable[Frame], path: Path, fps: int) -> Path:
+    from PIL import Image
+
+    images = (Image.fromarray(frame) for frame in frames)
+    # A GIF counts in hundredths of a second, and viewers slow down what is shorter than two.
+    duration = max(20, 10 * round(100 / fps))
+    next(images).save(path, save_all=True, append_images=images, duration=duration, loop=0)
+    return path
+
+
+def _film(task: Task, act_single: ActSingle, path: Path, episodes: int, seed: int, fps: int) -> Path:
+    setup = {"environment": dataclasses.asdict(task.environment), "task": task.index, "path": str(path), "fps": fps}
+    setup |= {"seeds": [episode_seeds(seed, 0, task.index, e) for e in range(episodes)], "size": SIZE}
+    chosen = os.environ.get("MUJOCO_GL", "").lower()
+    failed = {}
+    for backend in dict.fromkeys([chosen, *BACKENDS] if chosen in BACKENDS else BACKENDS):
+        with tempfile.TemporaryDirectory(prefix="uhm-video-") as folder, _camera(setup, backend, folder) as camera:
+            answer = _direct(camera, act_single, task)
+        if "path" in answer:
+            return Path(answer["path"])
+        if answer.get("drew"):
+            raise UhmError(f"the film of {task.name} failed: {answer['error']}.")
+        failed[backend] = answer["error"]
+    tried = "; ".join(f"{backend}: {error}" for backend, error in failed.items())
+    raise UhmError(f"MuJoCo cannot draw here, so there is no video ({tried}): install libegl1 or libosmesa6.")
+
+
+def _direct(camera: subprocess.Popen[bytes], act_single: ActSingle, task: Task) -> dict[str, Any]:
+    """Answer the camera's observations with actions until it says how it went."""
+    assert camera.stdin and camera.stdout
+    width = 4 * task.environment.observation_size
+    while kind := camera.stdout.read(1):
+        if kind == b"{":
+            return json.loads(kind + camera.stdout.read())
+        observation = np.frombuffer(_exactly(camera.stdout, width), np.float32)
+        action = np.clip(np.nan_to_num(np.asarray(act_single(observation), np.float32)), -1.0, 1.0)
+        with contextlib.suppress(BrokenPipeError):
+            camera.stdin.write(action.tobytes())
+            camera.stdin.flush()
+    return {"error": f"the process died (exit status {camera.wait()})"}
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    """A pipe may hand out less than what was asked for."""
+    data = stream.read(size)
+    return data if len(data) == size else data + bytes(size - len(data))
+
+
+@contextlib.contextmanager
+def _camera(setup: dict[str, Any], backend: str, folder: str) -> Iterator[subprocess.Popen[bytes]]:
+    root = str(Path(__file__).resolve().parents[2])
+    own = {
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+        "PYTHONWARNINGS": "ignore",
+        "MUJOCO_GL": backend,
+        "PYOPENGL_PLATFORM": backend,
+        "TMPDIR": folder,
+    }
+    camera = subprocess.Popen(
+        [sys.executable, "-P", *_CAMERA, json.dumps(setup)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env=os.environ | own,
+        start_new_session=True,
+    )
+    try:
+        yield camera
+    finally:
+        camera.kill()
+        with contextlib.suppress(BrokenPipeError):
+            camera.communicate()
+
+
+def _draw_rooms(task: Task, act_single: ActSingle, episodes: int, seed: int) -> Iterator[Frame]:
+    """The square from above: walls, the goal, the point and where it has been."""
+    centres = (np.arange(SIZE) + 0.5) / SIZE
+    grid = np.stack(np.meshgrid(centres, centres[::-1]), -1)
+    goal = rooms.GOALS[task.index - 1]
+    ground = np.where(rooms.blocked(grid)[..., None], _WALL, _GROUND)
+    ground = _blend(ground, grid, goal, rooms.GOAL_RADIUS, _GOAL)
+    for episode in range(episodes):
+        xy, picture = start(task, *episode_seeds(seed, 0, task.index, episode)), ground
+        for _ in range(ROOMS.episode_limit):
+            yield _blend(picture, grid, xy, 0.022, _POINT).round().astype(np.uint8)
+            if rooms.at_goal(xy, goal):
+                break
+            picture = _blend(picture, grid, xy, 0.008, _TRAIL)
+            action = np.nan_to_num(np.asarray(act_single(xy.astype(np.float32)), np.float64))
+            xy = rooms.move(xy, action)
+
+
+def _blend(picture: np.ndarray, grid: np.ndarray, xy: np.ndarray, radius: float, colour: np.ndarray) -> np.ndarray:
+    """A disc with a soft edge."""
+    cover = np.clip((radius - np.linalg.norm(grid - xy, axis=-1)) * SIZE + 0.5, 0, 1)[..., None]
+    return picture * (1 - cover) + colour * cover

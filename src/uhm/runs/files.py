@@ -1,0 +1,146 @@
+"""Small files that survive a kill: whole-file JSON, append-only JSON lines, and the lock."""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from uhm.errors import UhmError
+
+
+def plain(value: Any) -> Any:
+    """The same value as JSON knows it. JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # arrays and scalars of NumPy and JAX
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, os.PathLike) else value
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full disk or a missing permission is the user's to solve, so it gets one line instead of a traceback."""
+    try:
+        yield
+    except OSError as error:
+        raise UhmError(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a temporary neighbour that takes the name of `path` once it is safely on disk."""
+    temporary = path.with_name(f"{path.name}.tmp")  # one name is enough: the lock leaves one writer
+    with writing(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UhmError(f"cannot read {path}: {error}.") from error
+    if not isinstance(value, dict):
+        raise UhmError(f"cannot read {path}: it does not hold a JSON object.")
+    return value
+
+
+class JsonLines:
+    """A file with one JSON object per line, each with a `step`. A kill can only tear its last line."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def append(self, records: Iterable[dict[str, Any]], sync: bool = False) -> None:
+        """Add all records in one write, or none of them; `sync` waits until they are on disk."""
+        data = b"".join(json.dumps(plain(record), allow_nan=False).encode() + b"\n" for record in records)
+        with writing(self.path), self.path.open("ab", buffering=0) as file:
+            before = file.seek(0, os.SEEK_END)
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
+                if sync:
+                    os.fsync(file.fileno())
+            except OSError:
+                file.truncate(before)  # or the next line would be appended to half a line
+                raise
+
+    def sync(self) -> None:
+        if self.path.exists():
+            with writing(self.path), self.path.open("ab") as file:
+                os.fsync(file.fileno())
+
+    def read(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._lines()]
+
+    def repair(self) -> None:
+        """Drop a torn last line."""
+        self._keep(self._lines())
+
+    def cut(self, step: int) -> None:
+        """Drop what is later than `step`."""
+        self._keep([line for line in self._lines() if json.loads(line)["step"] <= step])
+
+    def _keep(self, lines: list[bytes]) -> None:
+        data = b"".join(lines)
+        if self.path.exists() and self.path.stat().st_size != len(data):
+            write_atomically(self.path, data)
+
+    def _lines(self) -> list[bytes]:
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        if lines and not (lines[-1].endswith(b"\n") and _is_json(lines[-1])):
+            lines.pop()
+        for number, line in enumerate(lines, 1):
+            if not _is_json(line):
+                raise UhmError(f"{self.path} is damaged: line {number} is not JSON.")
+        return lines
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+class Lock:
+    """One writer per directory. The system releases the lock when the process ends, however it ends."""
+
+    def __init__(self, path: Path):
+        with writing(path):
+            self._file = path.open("a+")
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._file.seek(0)
+                owner = self._file.read().strip() or "another process"
+                self._file.close()
+                raise UhmError(f"{path.parent} is in use by {owner}.") from None
+            except OSError:
+                self._file.close()
+                raise
+            self._file.truncate(0)
+            self._file.write(f"process {os.getpid()} on {platform.node()}\n")
+            self._file.flush()
+
+    def release(self) -> None:
+        self._file.close()

@@ -1,0 +1,120 @@
+"""Where metrics also go: TensorBoard and Weights & Biases, each an optional extra.
+
+`metrics.jsonl` is the record; a sink is a convenience, and one that breaks is dropped with a warning. Constructing a
+sink only checks that its package is there; it touches the run directory with the first values, when that exists.
+"""
+
+import importlib
+import uuid
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from uhm.errors import UhmError
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Anything that takes metrics as they come. Values are plain JSON: numbers, null, strings, lists, objects."""
+
+    def log(self, step: int, values: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in DIR/tensorboard."""
+
+    def __init__(self, directory: Path):
+        self._package = _extra("tensorboardX", "tensorboard")
+        self._folder = directory / "tensorboard"
+        self._writer: Any = None
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        if self._writer is None:
+            # A resumed run repeats steps after its checkpoint: `purge_step` hides the first telling of them.
+            self._writer = self._package.SummaryWriter(logdir=str(self._folder), purge_step=step)
+        for name, value in scalars(values):
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandB:
+    """A run on wandb.ai or, with WANDB_MODE=offline, in DIR/wandb. A resumed run goes on where it was."""
+
+    def __init__(self, directory: Path, config: dict[str, Any], project: str = "uhm"):
+        self._package = _extra("wandb", "wandb")
+        self._directory, self._config, self._project = directory, config, project
+        self._run: Any = None
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        if self._run is None:
+            self._run = self._package.init(
+                project=self._project,
+                name=self._directory.name,
+                dir=str(self._directory),
+                config=self._config,
+                id=self._id(),
+                resume="allow",
+            )
+        self._run.log(dict(scalars(values)), step=step)
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+
+    def _id(self) -> str:
+        path = self._directory / "wandb-id"
+        if not path.exists():
+            path.write_text(uuid.uuid4().hex)
+        return path.read_text().strip()
+
+
+class Guarded:
+    """Sinks that cannot stop the training: one that fails is dropped with a warning."""
+
+    def __init__(self, sinks: Sequence[Sink]):
+        self._sinks = list(sinks)
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                sink.log(step, values)
+            except Exception as error:
+                self._sinks.remove(sink)
+                _warn(sink, error)
+
+    def close(self) -> None:
+        while self._sinks:
+            sink = self._sinks.pop()
+            try:
+                sink.close()
+            except Exception as error:
+                _warn(sink, error)
+
+
+def scalars(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers among the values, flattened: the second of a list called `loss` is `loss/1`."""
+    for name, value in values.items():
+        if isinstance(value, list):
+            value = {str(index): item for index, item in enumerate(value)}
+        if isinstance(value, dict):
+            yield from scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            yield f"{prefix}{name}", float(value)
+
+
+def _warn(sink: Sink, error: Exception) -> None:
+    warnings.warn(f"{type(sink).__name__} failed and gets no more metrics: {error}", stacklevel=4)
+
+
+def _extra(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UhmError(f"{module} is not installed: pip install 'uhm[{extra}]'.") from error

@@ -1,0 +1,126 @@
+"""The parts of evaluation that need no workers: policies on the CPU, scores, films."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from uhm import envs, tasks
+from uhm.envs import rooms
+from uhm.errors import UhmError
+from uhm.evaluate import Episode, make_act, record_video, score, success_by_step, video
+from uhm.evaluate.policy import act_rows
+
+POINT = tasks.environment("pointmaze-medium-navigate")
+
+
+def test_scores_worked_out_by_hand() -> None:
+    def record(member: int, step: int, episode: int, success: float) -> Episode:
+        return Episode(member, "t", 0, step, episode, success, -1.0, 1)
+
+    made = [
+        record(0, step, e, s)
+        for step, pair in ((3, (1, 1)), (1, (1, 1)), (2, (0, 1)), (4, (0, 0)))
+        for e, s in enumerate(pair)
+    ]
+    made += [record(1, 4, 0, 1.0)]
+    assert success_by_step(made) == {0: {1: 1.0, 2: 0.5, 3: 1.0, 4: 0.0}, 1: {4: 1.0}}
+    assert score(made) == {0: 0.5, 1: 1.0}
+    assert score(made, last=1) == {0: 0.0, 1: 1.0}
+
+
+def linear(state: dict[str, Any], observations: Any, key: Any) -> Any:
+    noise = state["noise"] * jax.random.normal(key, (*observations.shape[:-1], 2))
+    return observations @ state["weight"] + noise
+
+
+def states(members: int, noise: float) -> dict[str, Any]:
+    weight = jnp.arange(members * 6, dtype=jnp.float32).reshape(members, 3, 2)
+    return {"weight": weight, "noise": jnp.full(members, noise), "unused": jnp.ones((members, 100))}
+
+
+@pytest.mark.parametrize("observation_size", [None, 3])
+def test_a_policy_acts_as_its_agent_and_keeps_its_own_copy(observation_size: int | None) -> None:
+    stacked = states(2, 0.0)
+    act = make_act(linear, stacked, jax.random.key(0), observation_size=observation_size)
+    weight = np.array(stacked["weight"])
+    for leaf in jax.tree.leaves(stacked):
+        leaf.delete()  # what a training step that reuses its memory does
+    assert len(act._leaves) == (2 if observation_size else 3)
+    observations = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
+    expected = np.einsum("mls,msa->mla", observations, weight)
+    np.testing.assert_allclose(np.asarray(act(observations, 0)), expected, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(act.member(1, observations[1], 0)), expected[1], rtol=1e-5)
+
+
+def test_noise_is_fresh_for_every_call_and_member() -> None:
+    act = make_act(linear, states(2, 1.0), jax.random.key(0))
+    nothing = np.zeros((2, 4, 3), np.float32)
+    first, again, second = (np.asarray(act(nothing, count)) for count in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.isclose(first, second).any()
+    assert not np.isclose(first[0], first[1]).any()
+    np.testing.assert_allclose(np.asarray(act.member(1, nothing[1], 0)), first[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["agent", "function"])
+def test_rows_of_any_members_get_their_own_actions(kind: str) -> None:
+    act: Any = make_act(linear, states(4, 0.0), jax.random.key(0))
+    shapes = []
+
+    def function(observations: np.ndarray, count: int) -> Any:
+        shapes.append(observations.shape)
+        return act(observations, count)
+
+    members = np.array([3, 1, 3, 3])
+    observations = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    found = np.full((4, 2), np.nan)
+    for rows, actions in act_rows(act if kind == "agent" else function, 4, members, observations, 0):
+        found[rows] = np.asarray(actions)[: len(rows)]
+    weight = np.asarray(states(4, 0.0)["weight"])
+    np.testing.assert_allclose(found, np.einsum("rs,rsa->ra", observations, weight[members]), rtol=1e-5)
+    assert shapes == ([] if kind == "agent" else [(4, 4, 3)])
+
+
+def test_a_film_of_rooms(tmp_path: Path) -> None:
+    from PIL import Image
+
+    task = tasks.ROOMS.tasks[4]
+    path = record_video(task, lambda o: 10 * (rooms.GOALS[4] - o), tmp_path / "new" / "rooms", episodes=2)
+    assert path.suffix in (".gif", ".mp4") and path.parent == tmp_path / "new"
+    if path.suffix == ".gif":
+        with Image.open(path) as film:
+            frames: int = getattr(film, "n_frames")  # noqa: B009  not every image has it
+            assert film.size == (video.SIZE, video.SIZE) and 2 <= frames <= 200
+
+
+def test_a_film_in_mujoco_or_a_reason_why_not(tmp_path: Path) -> None:
+    maze: Any = envs.make(POINT.tasks[4]).unwrapped
+    goal = maze.ij_to_xy(maze.task_infos[4]["goal_ij"])
+    try:
+        path = record_video(POINT.tasks[4], lambda o: maze.get_oracle_subgoal(o, goal)[0] - o, tmp_path / "maze.mp4")
+    except UhmError as error:
+        assert "MuJoCo cannot draw here" in str(error)
+        pytest.skip(str(error))
+    assert path.stat().st_size > 10_000
+
+
+def test_a_machine_that_cannot_draw_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = """
+import os
+if os.environ["MUJOCO_GL"] == "egl":
+    print('{"drew": false, "error": "no library"}', end="")
+else:
+    os.abort()
+"""
+    monkeypatch.setattr(video, "_CAMERA", ("-c", broken))
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    with pytest.raises(UhmError) as caught:
+        record_video(POINT.tasks[0], lambda o: np.zeros(2), tmp_path / "film.mp4")
+    assert str(caught.value) == (
+        "MuJoCo cannot draw here, so there is no video (egl: no library; osmesa: the process died (exit status -6)): "
+        "install libegl1 or libosmesa6."
+    )

@@ -1,0 +1,131 @@
+"""The model's shapes and codes, and that what it learns by bootstrapping on itself are the true n-step futures."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from toys import A, K, S, random_data, train
+from uhm import population
+from uhm.agents import family, spec_of
+from uhm.agents.core import Config, Hyper
+from uhm.agents.horizon_model import HorizonModel
+from uhm.data.dataset import make_dataset
+
+SPEC = spec_of(random_data(), K)._replace(
+    observation_mean=np.array([1.0, -2.0, 0.0], np.float32), observation_std=np.array([2.0, 0.5, 10.0], np.float32)
+)
+KEY = jax.random.key(0)
+
+
+def make(**options: Any) -> HorizonModel:
+    return jax.jit(lambda key: HorizonModel(SPEC, key, hidden=(8,), steps=2, **options))(KEY)
+
+
+@pytest.mark.parametrize("embedding", ["sincos", "scalar", "onehot", "none"])
+def test_samples_have_any_leading_axes_and_any_horizon(embedding):
+    model = make(embedding=embedding)
+    sample = eqx.filter_jit(lambda s, a, n: model.sample(KEY, s, a, n))
+    s, a = jnp.ones((2, 3, S)), jnp.ones((2, 3, A))
+    state, ended = sample(s, a, jnp.arange(1, 7).reshape(2, 3))
+    assert state.shape == s.shape
+    assert ended.shape == (2, 3)
+    assert ended.dtype == bool
+    single, flag = sample(s[0, 0], a[0, 0], 2)  # one state, and one horizon for all
+    assert single.shape == (S,)
+    assert flag.shape == ()
+    # The horizon is an input of every model that is told it.
+    same_noise = eqx.filter_jit(lambda n: model.generate(jnp.zeros((2, S + 1)), s[0, :2], a[0, :2], n))
+    one, two = same_noise(jnp.array([1, 2]))[0]
+    assert np.array_equal(one, two) == (embedding == "none")
+
+
+class _Straight(eqx.Module):
+    """A field that flows by a constant."""
+
+    by: jax.Array
+
+    def condition(self, s, a, n):
+        return s
+
+    def __call__(self, x, tau, c):
+        return self.by
+
+
+@pytest.mark.parametrize("delta", [True, False])
+@pytest.mark.parametrize("standardise", [True, False])
+def test_what_is_encoded_is_decoded_again(delta, standardise):
+    model = make(delta=delta, standardise=standardise)
+    s, s_n = jnp.array([3.0, -1.0, 4.0]), jnp.array([5.0, -1.5, -16.0])
+    mean, std = (SPEC.observation_mean, SPEC.observation_std) if standardise else (0.0, 1.0)
+    for ended in (False, True):
+        x = model.encode(s, s_n, jnp.bool_(ended))
+        np.testing.assert_allclose(x[:-1], (s_n - (s if delta else mean)) / std, rtol=1e-6)
+        assert x[-1] == ended
+        # A flow that ends in x, begun at any noise.
+        noise = jax.random.normal(KEY, (S + 1,))
+        straight: Any = eqx.tree_at(lambda m: m.field, model, _Straight(x - noise))
+        state, flag = straight.generate(noise, s, jnp.zeros(A), jnp.int32(1))
+        np.testing.assert_allclose(state, s_n, rtol=1e-4, atol=1e-4)
+        assert flag == ended
+
+
+def test_the_field_sees_scaled_states_and_statistics_get_no_gradient():
+    model = make(standardise=True)
+    s, a, n, tau = jnp.array([[3.0, -1.0, 4.0]]), jnp.ones((1, A)), jnp.ones(1, int), jnp.array([0.3])
+    x = jnp.ones((1, S + 1))
+    scaled = (s - SPEC.observation_mean) / SPEC.observation_std
+    np.testing.assert_allclose(model.velocity(x, tau, s, a, n), model.field.velocity(x, tau, scaled, a, n), rtol=1e-6)
+
+    @jax.jit
+    def slope(model):
+        def loss(model):
+            state, _ = model.generate(x, s, a, n)
+            code = model.encode(s, state, jnp.array([True]))
+            return jnp.square(code).sum() + model.velocity(x, tau, s, a, n).sum()
+
+        return jax.grad(loss)(model)
+
+    gradient = slope(model)
+    assert not gradient.mean.any()
+    assert not gradient.std.any()
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient.field))
+
+
+def test_n_step_futures_of_a_random_walk_are_learned_by_bootstrapping():
+    """s' = s + a + noise. Stored actions are 0.3 on average, and heavy cloning makes that the policy.
+
+    From (s, a) the state n steps ahead is then s + a + 0.3 (n - 1), with a spread of sqrt(n) times the noise's.
+    """
+    rng, transitions, spread = np.random.default_rng(0), 4000, 0.2
+    s = rng.uniform(-2, 2, transitions)
+    a = 0.3 + rng.uniform(-0.6, 0.6, transitions)
+    rows = np.stack([s, s + a + spread * rng.normal(size=transitions)], 1).reshape(-1, 1).astype(np.float32)
+    actions = np.stack([a, a], 1).reshape(-1, 1).astype(np.float32)
+    zeros = np.zeros((1, len(rows)))
+    data = make_dataset(rows, actions, np.arange(len(rows)) % 2 == 1, zeros, zeros == 0, ("walk",))
+    config = Config(hidden=(32,), batch_size=128, flow_steps=2)
+    # The cap at lambda 0.8 is 5; without mixing and noise the policy is exactly what the actor says.
+    hyper = Hyper(
+        alpha=100.0, discount=0.9, schedule=False, beta=0.0, target_noise=0.0, learning_rate=5e-3, ema_rate=0.02
+    )
+    agent = family("uhm").make(config, spec_of(data, 5))
+    pop, history = train(agent, population.grid(["walk"], [0], {}), hyper, data, 1000, 1000)
+    assert history[-1]["k_max"] == 5
+    model: HorizonModel = jax.tree.map(lambda x: x[0], pop.state.targets.model)
+
+    @jax.jit
+    def futures(s, a, n):
+        count = 4000
+        column = lambda x: jnp.full((count, 1), x)  # noqa: E731
+        return model.sample(KEY, column(s), column(a), jnp.full(count, n))
+
+    for start, action in ((-1.0, 0.3), (0.5, -0.2)):
+        for n in (1, 2, 4):
+            states, ended = futures(start, action, n)
+            assert states.mean() == pytest.approx(start + action + 0.3 * (n - 1), abs=0.06), (start, action, n)
+            assert states.std() == pytest.approx(spread * np.sqrt(n), rel=0.2), (start, action, n)
+            assert ended.mean() < 0.02

@@ -1,0 +1,191 @@
+"""Members of a population are what they would be alone, whatever becomes of the others."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from toys import HYPER, A, S, agent, assert_trees, random_data, train
+from uhm import population
+from uhm.agents.core import Hyper
+from uhm.data.sampling import batches
+
+TASKS = ("t0", "t1")
+CHUNK = 5
+exact = np.testing.assert_array_equal
+
+
+def hyper(**changes):
+    return Hyper(**(vars(HYPER) | changes))
+
+
+def member(tree, index):
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+# ------------------------------------------------------------------------------------------------------------ members
+
+
+def test_grid_varies_tasks_slowest_and_the_last_hyperparameter_fastest():
+    members = population.grid(TASKS, [7, 8], {"alpha": [0.1, 1.0], "terminal": [True, False]})
+    assert len(members) == 16
+    assert [m.task for m in members] == ["t0"] * 8 + ["t1"] * 8
+    assert [m.column for m in members] == [0] * 8 + [1] * 8
+    assert [m.seed for m in members[:8]] == [7] * 4 + [8] * 4
+    assert [dict(m.hyper) for m in members[:4]] == [
+        {"alpha": alpha, "terminal": terminal} for alpha in (0.1, 1.0) for terminal in (True, False)
+    ]
+    assert population.grid(TASKS, [0], {}) == [population.Member("t0", 0, 0), population.Member("t1", 1, 0)]
+
+    stacked = population.stack_hyper(hyper(discount=0.5), members)
+    exact(stacked.alpha, np.tile(np.array([0.1, 0.1, 1, 1], np.float32), 4))
+    exact(stacked.terminal, [True, False] * 8)
+    exact(stacked.discount, [0.5] * 16)
+    # A flag that all share and a whole number: what was written as 1 is the same number as 1.0.
+    assert (stacked.schedule.dtype, stacked.actor_period.dtype) == (bool, np.float32)
+
+
+def test_keys_differ_between_tasks_and_seeds_but_not_between_hyperparameters():
+    members = population.grid(TASKS, [0, 1], {"alpha": [0.1, 1.0]})
+    keys = [tuple(jax.random.key_data(m.key).tolist()) for m in members]
+    assert len(set(keys)) == 4
+    assert all(keys[i] == keys[i + 1] for i in range(0, 8, 2))
+    # Not by a task's place in the list: the same task in another run is the same member.
+    assert tuple(jax.random.key_data(population.grid(["t1"], [0], {})[0].key).tolist()) == keys[4]
+    # and what follows from the keys: the same networks for each alpha, others for each task and seed
+    rebrac = agent("rebrac-dagger")
+    pop = population.init(rebrac, members, population.stack_hyper(HYPER, members))
+    first = np.asarray(pop.state.params.critic.ensemble.layers[0].weight).reshape(8, -1)
+    assert len(np.unique(first, axis=0)) == 4
+    assert len({tuple(k.tolist()) for k in jax.random.key_data(pop.key)}) == 4
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """UHM that counts how often its update is traced."""
+    traces = []
+
+    def update(*args):
+        traces.append(1)
+        return agent("uhm").update(*args)
+
+    return agent("uhm")._replace(update=update), traces
+
+
+def test_a_schedule_and_other_hyperparameters_compile_nothing_anew(counted):
+    uhm, traces = counted
+    data, members = random_data(2), population.grid(TASKS, [0], {"alpha": [0.1, 1.0]})
+    _, history = train(uhm, members, hyper(schedule=True), data, 15, CHUNK)
+    once = len(traces)
+    lam, cap = (np.array([chunk[name][0] for chunk in history]) for name in ("lambda", "k_max"))
+    assert (np.diff(lam) > 0).all()
+    assert (np.diff(cap) > 0).all()
+    _, other = train(uhm, members, hyper(lambda_f=0.5, q=0.1, beta=1.0, terminal=False, alpha=3.0), data, 5, CHUNK)
+    np.testing.assert_allclose(other[0]["lambda"], 0.5)
+    assert len(traces) == once
+
+
+def test_a_member_is_the_same_agent_trained_alone(counted):
+    """The last of four (other task, seed and hyperparameters) against itself in a population of one, after 20 steps."""
+    uhm, _ = counted
+    data, members = random_data(2), population.grid(TASKS, [0], {"alpha": [0.1, 1.0]})
+    many, many_metrics = train(uhm, members, HYPER, data, 20, CHUNK)
+    alone, alone_metrics = train(uhm, members[-1:], HYPER, data, 20, CHUNK)
+    # Products of other shapes round differently, and Adam's first steps make noise of it.
+    assert_trees(np.testing.assert_allclose, member(many.state, -1), member(alone.state, 0), rtol=1e-5, atol=1e-5)
+    for name, value in alone_metrics[-1].items():
+        assert many_metrics[-1][name][-1] == pytest.approx(value[0], rel=1e-3, abs=1e-4), name
+    # The bound is far below what the other members differ by.
+    weight = many.state.params.actor.mlp.layers[0].weight
+    assert (np.abs(weight[:3] - weight[3]).max((1, 2)) > 2e-3).all()
+
+
+@pytest.mark.parametrize("name", ["dtd", "rebrac-dagger"])
+def test_data_on_the_host_train_the_same_agents(name):
+    data, members = random_data(2), population.grid(TASKS, [0], {})
+    stacked = population.stack_hyper(HYPER, members)
+    device, metrics = train(agent(name), members, HYPER, data, 2 * CHUNK, CHUNK)
+    host = population.init(agent(name), members, stacked)
+    for chunk in range(2):
+        keys = population.sample_keys(host, CHUNK)
+        assert len(np.unique(jax.random.key_data(keys).reshape(-1, 2), axis=0)) == 2 * CHUNK
+        (batch,) = batches(agent(name).sample, data.with_task(np.arange(2, dtype=np.int32)), [keys])
+        host, host_metrics = population.advance_on(agent(name), host, stacked, batch)
+        for key, value in metrics[chunk].items():
+            np.testing.assert_allclose(host_metrics[key], value, rtol=1e-5, atol=1e-6)
+    assert_trees(np.testing.assert_allclose, host.state, device.state, rtol=1e-4, atol=1e-5)
+    exact(jax.random.key_data(host.key), jax.random.key_data(device.key))
+    assert host.step == device.step == 2 * CHUNK
+
+
+def test_chunks_do_not_matter_and_metrics_are_their_means():
+    data, members = random_data(2), population.grid(TASKS, [0], {})
+    one, single = train(agent("rebrac-dagger"), members, HYPER, data, CHUNK, 1)
+    whole, (means,) = train(agent("rebrac-dagger"), members, HYPER, data, CHUNK, CHUNK)
+    assert_trees(np.testing.assert_allclose, one.state, whole.state, rtol=1e-4, atol=1e-5)
+    for name, value in means.items():
+        assert value.shape == (2,)
+        np.testing.assert_allclose(value, np.mean([step[name] for step in single], axis=0), rtol=1e-4, atol=1e-5)
+    assert not np.allclose(single[0]["critic_loss"], single[1]["critic_loss"])
+
+
+# --------------------------------------------------------------------------------------------------------- divergence
+
+
+def test_a_member_that_meets_nan_is_frozen_and_the_others_do_not_notice():
+    data, members = random_data(2), population.grid(TASKS, [0], {})
+    row = int(data.starts[-1])
+    rewards = np.array(data.rewards)
+    rewards[1, row] = np.nan
+    poisoned = eqx.tree_at(lambda d: d.rewards, data, rewards)
+    rebrac = agent("rebrac-dagger", batch_size=4)  # small batches meet the row late
+    pop, history = train(rebrac, members, HYPER, poisoned, 4 * CHUNK, CHUNK)
+    steps = int(pop.state.step[1])
+    assert 0 < steps < 3 * CHUNK  # it lived for a while, and was dead for a while
+    exact(pop.alive, [True, False])
+    assert np.isnan(history[-1]["critic_loss"][1])
+
+    # The survivor is bitwise what it is beside a healthy member; the dead one is what that was, one step before.
+    healthy, _ = train(rebrac, members, HYPER, data, 4 * CHUNK, CHUNK)
+    assert healthy.alive.all()
+    assert_trees(exact, member(pop.state, 0), member(healthy.state, 0))
+    last, _ = train(rebrac, members, HYPER, data, steps, 1)
+    assert_trees(np.testing.assert_allclose, member(pop.state, 1), member(last.state, 1), rtol=1e-5, atol=1e-6)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(pop.state))
+
+
+def test_a_member_that_explodes_is_frozen_for_good():
+    data = random_data(2)
+    members = population.grid(TASKS[:1], [0], {"learning_rate": [1e-3, 1e30]})
+    pop, history = train(agent("rebrac-dagger"), members, HYPER, data, 3 * CHUNK, CHUNK)
+    exact(pop.alive, [True, False])
+    exact(pop.state.step, [3 * CHUNK, 1])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(pop.state))
+    assert np.isfinite(history[-1]["critic_loss"][0])
+    # A loss that is finite but of no use counts as diverged too; a lost metric does whatever its name is.
+    metrics = {"critic_loss": jnp.array([1.0, 1e13, 1.0]), "other": jnp.array([1.0, 1.0, jnp.nan])}
+    exact(population.healthy(metrics), [True, False, False])
+    exact(population.healthy({"other": metrics["other"]}), [True, True, False])
+
+
+# ------------------------------------------------------------------------------------------------------------- acting
+
+
+def test_each_member_acts_with_its_own_actor():
+    members = population.grid(TASKS, [0], {})
+    rebrac = agent("rebrac-dagger")
+    pop = population.init(rebrac, members, population.stack_hyper(HYPER, members))
+    observations = jax.random.normal(jax.random.key(0), (2, 5, S))
+    actions = population.act(rebrac, pop.state, observations, jax.random.key(1))
+    assert actions.shape == (2, 5, A)
+    assert np.abs(actions).max() <= 1
+    exact(actions, population.act(rebrac, pop.state, observations, jax.random.key(2)))
+    for i in range(2):
+        alone = rebrac.act(member(pop.state, i), observations[i], jax.random.key(0))
+        np.testing.assert_allclose(actions[i], alone, rtol=1e-5, atol=1e-6)
+    swapped = population.act(rebrac, pop.state, observations[::-1], jax.random.key(1))
+    assert np.abs(swapped[0] - actions[1]).max() > 1e-4
