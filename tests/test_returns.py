@@ -96,9 +96,9 @@ def test_batch_axes_and_a_changing_cap():
     rewards, masks, values = window()
     y = one_jit(rewards, masks, values, 0.8, 0.9, 4)
     each_row = jax.vmap(lambda_returns, (0, 0, 0, None, None, None))(rewards, masks, values, 0.8, 0.9, 4)
-    np.testing.assert_allclose(each_row, y, rtol=1e-6)
+    np.testing.assert_allclose(each_row, y, rtol=1e-6, atol=1e-6)
     twice = one_jit(*(jnp.stack([x, x]) for x in (rewards, masks, values)), 0.8, 0.9, 4)
-    np.testing.assert_allclose(twice, jnp.stack([y, y]), rtol=1e-6)
+    np.testing.assert_allclose(twice, jnp.stack([y, y]), rtol=1e-6, atol=1e-6)
 
     traces = []
 
@@ -109,7 +109,7 @@ def test_batch_axes_and_a_changing_cap():
 
     results = [scheduled(jnp.float32(lam), jnp.int32(cap)) for lam, cap in [(0.0, 1), (0.5, 3), (0.8, 4)]]
     assert len(traces) == 1
-    np.testing.assert_allclose(results[-1], y, rtol=1e-6)
+    np.testing.assert_allclose(results[-1], y, rtol=1e-6, atol=1e-6)
     # A cap beyond the window is the window.
     np.testing.assert_allclose(
         one_jit(rewards, masks, values, 0.8, 0.9, K), one_jit(rewards, masks, values, 0.8, 0.9, 99)

@@ -84,11 +84,12 @@ def _coverage(data: Dataset, observations: np.ndarray) -> Any:
     axes = figure.subplots()
     # Logarithmic colour: a maze's dead ends are visited a thousand times less than its corridors.
     image = axes.hist2d(*xy.T, bins=(160, max(20, int(160 * aspect))), norm="log", cmap="viridis")[3]
-    labels: dict[tuple[float, ...], list[str]] = {}
+    labels: dict[tuple[float, float], list[str]] = {}
     for index, name in enumerate(data.names):
         at = xy[~np.asarray(data.masks[index])]
         if len(at):  # two tasks may share a goal, and then a circle
-            labels.setdefault(tuple(at.mean(0).tolist()), []).append(name.rsplit("task", 1)[-1])
+            x, y = at.mean(0).tolist()
+            labels.setdefault((x, y), []).append(name.rsplit("task", 1)[-1])
     for at, names in labels.items():
         axes.plot(*at, "o", ms=14, mfc="white", mec="black", mew=1.2)
         axes.annotate(",".join(names), at, ha="center", va="center", fontsize=8)

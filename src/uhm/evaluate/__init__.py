@@ -5,22 +5,20 @@ episode. Names are imported on first use, so that the worker processes never loa
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_HOME = {
-    "Act": "policy",
-    "Policy": "policy",
-    "make_act": "policy",
-    "Episode": "records",
-    "score": "records",
-    "success_by_step": "records",
-    "Evaluator": "evaluator",
-    "record_video": "video",
-}
-__all__ = sorted(_HOME)
+if TYPE_CHECKING:
+    from uhm.evaluate.evaluator import Evaluator
+    from uhm.evaluate.policy import Act, Policy, make_act
+    from uhm.evaluate.records import Episode, score, success_by_step
+    from uhm.evaluate.video import record_video
+
+__all__ = ["Act", "Episode", "Evaluator", "Policy", "make_act", "record_video", "score", "success_by_step"]
+
+_HOME = {"Evaluator": "evaluator", "Act": "policy", "Policy": "policy", "make_act": "policy", "record_video": "video"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"uhm.evaluate.{_HOME[name]}"), name)
+    if name in __all__:
+        return getattr(importlib.import_module(f"uhm.evaluate.{_HOME.get(name, 'records')}"), name)
     raise AttributeError(f"module 'uhm.evaluate' has no attribute '{name}'")
