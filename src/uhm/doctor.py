@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,19 +23,8 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-PACKAGES = (
-    "uhm",
-    "jax",
-    "jaxlib",
-    "equinox",
-    "optax",
-    "orbax-checkpoint",
-    "mujoco",
-    "dm_control",
-    "ogbench",
-    "gymnasium",
-    "numpy",
-)
+from uhm.runs.environment import versions
+
 CHANGED_PHYSICS = (3, 5)  # the first MuJoCo release whose contacts differ
 BACKENDS = ("egl", "osmesa")
 PROBE_TIMEOUT = 60.0
@@ -73,7 +61,7 @@ def report(data_dir: Path) -> dict[str, Any]:
     with ThreadPoolExecutor() as pool:  # the children and the network spend their time waiting
         devices, rendering, network = pool.submit(_devices), pool.submit(_rendering), pool.submit(_network)
         found = {
-            "versions": _versions(),
+            "versions": versions(),
             "devices": devices.result(),
             "host": _host(),
             "rendering": rendering.result(),
@@ -81,16 +69,6 @@ def report(data_dir: Path) -> dict[str, Any]:
             "network": network.result(),
         }
     return found | {"warnings": _warnings(found)}
-
-
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
 
 
 def _probe(code: str, timeout: float = PROBE_TIMEOUT, **environment: str) -> tuple[Any, str | None]:

@@ -59,12 +59,10 @@ def grid(tasks: Sequence[str], seeds: Sequence[int], axes: Mapping[str, Sequence
 
 def stack_hyper(hyper: Any, members: Sequence[Member]) -> Any:
     """The common hyperparameters with each member's own put in, one entry per member."""
-    names = {name for member in members for name, _ in member.hyper}
     base = {name: [getattr(hyper, name)] * len(members) for name in hyper.__dataclass_fields__}
     for index, member in enumerate(members):
         for name, value in member.hyper:
             base[name][index] = value
-    assert names <= base.keys()
     return type(hyper)(**{name: _column(values) for name, values in base.items()})
 
 
