@@ -1,9 +1,9 @@
-"""`rooms`: a point in the unit square with four rooms, small enough to learn on a laptop and to draw.
+"""`rooms`: a point in a square with four rooms, small enough to learn on a laptop and to draw.
 
-A cross of walls 0.2 thick divides the square; each arm has one door. An action in [-1, 1]^2 moves the point by at most
-0.05 per axis, and a move into a wall stops along that axis only. Reward and termination follow OGBench: -1 until the
-state before the action is at the goal, 0 and termination there. The walls are thick on purpose: a critic leaks value
-through walls that are thinner than a few steps.
+A cross of walls divides the square [-5, 5]^2; each arm has one door. An action in [-1, 1]^2 moves the point by as much,
+and a move into a wall stops along that axis only. Reward and termination follow OGBench: -1 until the state before the
+action is at the goal, 0 and termination there. The walls are two steps thick on purpose: value leaks through thin ones.
+So is the size of the square: networks see the numbers as they are, and cannot tell places apart that differ by 0.05.
 
 All functions act on arrays of points, so thousands of walkers advance in one call.
 """
@@ -14,32 +14,33 @@ import gymnasium
 import numpy as np
 from jaxtyping import Bool, Float
 
-STEP = 0.05
-WALL = (0.4, 0.6)  # the cross occupies this band of x and this band of y
-DOOR = 0.08  # half the width of a door
-DOORS = (0.2, 0.8)  # the doors' centres along either arm of the cross
-GOAL_RADIUS = 0.08
-START_NOISE = 0.05
+SIZE = 5.0  # half the side of the square
+STEP = 1.0
+WALL = 1.0  # half the thickness of the walls, which stand on both axes
+DOORS = (-3.0, 3.0)  # the doors' centres along either arm of the cross
+DOOR = 0.8  # half the width of a door
+GOAL_RADIUS = 0.8
+START_NOISE = 0.5
 
 # Start and goal of each task: three corners to the opposite one, and two to a neighbouring room.
 TASKS = (
-    ((0.1, 0.1), (0.9, 0.9)),
-    ((0.9, 0.1), (0.1, 0.9)),
-    ((0.1, 0.9), (0.9, 0.1)),
-    ((0.9, 0.9), (0.1, 0.3)),
-    ((0.3, 0.1), (0.7, 0.3)),
+    ((-4.0, -4.0), (4.0, 4.0)),
+    ((4.0, -4.0), (-4.0, 4.0)),
+    ((-4.0, 4.0), (4.0, -4.0)),
+    ((4.0, 4.0), (-4.0, -2.0)),
+    ((-2.0, -4.0), (2.0, -2.0)),
 )
 GOALS = np.array([goal for _, goal in TASKS])
 
 
 def blocked(xy: Float[np.ndarray, "*n 2"]) -> Bool[np.ndarray, "*n"]:
     """Whether a point is in a wall or outside the square."""
-    inside_band = (xy > WALL[0]) & (xy < WALL[1])
+    inside_band = np.abs(xy) < WALL
     at_door = np.any(np.abs(xy[..., None] - np.array(DOORS)) < DOOR, axis=-1)
     # The vertical wall is the band of x; it is open where y is at a door. Likewise the other way round.
     wall_x = inside_band[..., 0] & ~at_door[..., 1]
     wall_y = inside_band[..., 1] & ~at_door[..., 0]
-    outside = np.any((xy < 0) | (xy > 1), axis=-1)
+    outside = np.any(np.abs(xy) > SIZE, axis=-1)
     return np.asarray(wall_x | wall_y | outside)
 
 
@@ -64,7 +65,7 @@ class Rooms(gymnasium.Env):
 
     def __init__(self, task: int = 1):
         self.start, self.goal = (np.array(point) for point in TASKS[task - 1])
-        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)
+        self.observation_space = gymnasium.spaces.Box(-SIZE, SIZE, (2,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.xy = self.start
 
@@ -89,7 +90,7 @@ def walk(rng: np.random.Generator, walkers: int, rows: int) -> dict[str, np.ndar
     target, clockwise = _next_target(rng, xy), rng.random(walkers) < 0.5
     observations, actions = np.empty((walkers, rows, 2)), np.empty((walkers, rows, 2))
     for t in range(rows):
-        there = np.linalg.norm(xy - target, axis=-1) < 2 * STEP
+        there = np.linalg.norm(xy - target, axis=-1) < STEP
         target = np.where(there[:, None], _next_target(rng, xy), target)
         clockwise = np.where(there, rng.random(walkers) < 0.5, clockwise)
         heading = _waypoint(xy, target, clockwise) - xy
@@ -112,13 +113,13 @@ def walk(rng: np.random.Generator, walkers: int, rows: int) -> dict[str, np.ndar
 
 def _free_points(rng: np.random.Generator, room: np.ndarray) -> np.ndarray:
     """Uniform points in the given rooms, each a pair (right, top) of zeros and ones."""
-    return room * WALL[1] + rng.uniform(0.0, WALL[0], room.shape)
+    return np.where(room > 0, 1.0, -1.0) * rng.uniform(WALL, SIZE, room.shape)
 
 
 def _next_target(rng: np.random.Generator, xy: np.ndarray) -> np.ndarray:
     """Two times out of three in the same room, so that corners are visited as well as the way between doors."""
     stay = rng.random((len(xy), 1)) < 2 / 3
-    return _free_points(rng, np.where(stay, xy > 0.5, rng.integers(0, 2, xy.shape)))
+    return _free_points(rng, np.where(stay, xy > 0, rng.integers(0, 2, xy.shape)))
 
 
 def _waypoint(xy: np.ndarray, target: np.ndarray, clockwise: np.ndarray) -> np.ndarray:
@@ -131,7 +132,7 @@ def _waypoint(xy: np.ndarray, target: np.ndarray, clockwise: np.ndarray) -> np.n
     axis = (here != there).argmax(-1)
     across = 1 - axis
     pick = np.arange(len(xy))
-    lined_up = np.abs(xy[pick, across] - here[pick, across]) < DOOR - 0.02
+    lined_up = np.abs(xy[pick, across] - here[pick, across]) < DOOR - 0.2
     through = np.where(lined_up[:, None], there, here)
     return np.where((room == goal_room)[:, None] & ~_in_door(xy)[:, None], target, through)
 
@@ -142,9 +143,9 @@ _CORNER = np.array([(0, 0), (0, 1), (1, 1), (1, 0)])
 
 def _room(xy: np.ndarray) -> np.ndarray:
     """The clockwise number of the room (or the half of the door) a point is in."""
-    right, top = xy[..., 0] > 0.5, xy[..., 1] > 0.5
+    right, top = xy[..., 0] > 0, xy[..., 1] > 0
     return np.where(right, np.where(top, 2, 3), np.where(top, 1, 0))
 
 
 def _in_door(xy: np.ndarray) -> np.ndarray:
-    return np.any((xy > WALL[0]) & (xy < WALL[1]), axis=-1)
+    return np.any(np.abs(xy) < WALL, axis=-1)

@@ -151,7 +151,7 @@ def _camera(setup: dict[str, Any], backend: str, folder: str) -> Iterator[subpro
 
 def _draw_rooms(task: Task, act_single: ActSingle, episodes: int, seed: int) -> Iterator[Frame]:
     """The square from above: walls, the goal, the point and where it has been."""
-    centres = (np.arange(SIZE) + 0.5) / SIZE
+    centres = ((np.arange(SIZE) + 0.5) / SIZE * 2 - 1) * rooms.SIZE
     grid = np.stack(np.meshgrid(centres, centres[::-1]), -1)
     goal = rooms.GOALS[task.index - 1]
     ground = np.where(rooms.blocked(grid)[..., None], _WALL, _GROUND)
@@ -159,15 +159,16 @@ def _draw_rooms(task: Task, act_single: ActSingle, episodes: int, seed: int) -> 
     for episode in range(episodes):
         xy, picture = start(task, *episode_seeds(seed, 0, task.index, episode)), ground
         for _ in range(ROOMS.episode_limit):
-            yield _blend(picture, grid, xy, 0.022, _POINT).round().astype(np.uint8)
+            yield _blend(picture, grid, xy, 0.22, _POINT).round().astype(np.uint8)
             if rooms.at_goal(xy, goal):
                 break
-            picture = _blend(picture, grid, xy, 0.008, _TRAIL)
+            picture = _blend(picture, grid, xy, 0.08, _TRAIL)
             action = np.nan_to_num(np.asarray(act_single(xy.astype(np.float32)), np.float64))
             xy = rooms.move(xy, action)
 
 
 def _blend(picture: np.ndarray, grid: np.ndarray, xy: np.ndarray, radius: float, colour: np.ndarray) -> np.ndarray:
     """A disc with a soft edge."""
-    cover = np.clip((radius - np.linalg.norm(grid - xy, axis=-1)) * SIZE + 0.5, 0, 1)[..., None]
+    pixels = SIZE / (2 * rooms.SIZE)
+    cover = np.clip((radius - np.linalg.norm(grid - xy, axis=-1)) * pixels + 0.5, 0, 1)[..., None]
     return picture * (1 - cover) + colour * cover
