@@ -1,9 +1,10 @@
 """`rooms`: a point in a square with four rooms, small enough to learn on a laptop and to draw.
 
-A cross of walls divides the square [-5, 5]^2; each arm has one door. An action in [-1, 1]^2 moves the point by as much,
-and a move into a wall stops along that axis only. Reward and termination follow OGBench: -1 until the state before the
-action is at the goal, 0 and termination there. The walls are two steps thick on purpose: value leaks through thin ones.
-So is the size of the square: networks see the numbers as they are, and cannot tell places apart that differ by 0.05.
+A cross of walls divides the square [-5, 5]^2; three of its arms have a door, so the rooms are a chain and every way is
+the only one: between two equal ways a deterministic policy would stand still. An action in [-1, 1]^2 moves the point by
+as much, and a move into a wall stops along that axis only. Reward and termination follow OGBench: -1 until the state
+before the action is at the goal, 0 and termination there. The walls are two steps thick on purpose: value leaks through
+thin ones. So is the size of the square: networks cannot tell places apart that differ by a hundredth.
 
 All functions act on arrays of points, so thousands of walkers advance in one call.
 """
@@ -17,31 +18,34 @@ from jaxtyping import Bool, Float
 SIZE = 5.0  # half the side of the square
 STEP = 1.0
 WALL = 1.0  # half the thickness of the walls, which stand on both axes
-DOORS = (-3.0, 3.0)  # the doors' centres along either arm of the cross
 DOOR = 0.8  # half the width of a door
+UPRIGHT_DOORS = np.array([3.0])  # where the wall along the y axis is open
+LEVEL_DOORS = np.array([-3.0, 3.0])  # where the wall along the x axis is open
 GOAL_RADIUS = 0.8
 START_NOISE = 0.5
 
-# Start and goal of each task: three corners to the opposite one, and two to a neighbouring room.
+# Start and goal of each task: four times through two doors, and once through all three.
 TASKS = (
     ((-4.0, -4.0), (4.0, 4.0)),
     ((4.0, -4.0), (-4.0, 4.0)),
-    ((-4.0, 4.0), (4.0, -4.0)),
+    ((-4.0, 4.0), (4.0, -2.0)),
     ((4.0, 4.0), (-4.0, -2.0)),
-    ((-2.0, -4.0), (2.0, -2.0)),
+    ((-2.0, -4.0), (2.0, -4.0)),
 )
 GOALS = np.array([goal for _, goal in TASKS])
 
 
 def blocked(xy: Float[np.ndarray, "*n 2"]) -> Bool[np.ndarray, "*n"]:
     """Whether a point is in a wall or outside the square."""
-    inside_band = np.abs(xy) < WALL
-    at_door = np.any(np.abs(xy[..., None] - np.array(DOORS)) < DOOR, axis=-1)
-    # The vertical wall is the band of x; it is open where y is at a door. Likewise the other way round.
-    wall_x = inside_band[..., 0] & ~at_door[..., 1]
-    wall_y = inside_band[..., 1] & ~at_door[..., 0]
+    x, y = xy[..., 0], xy[..., 1]
+    upright = (np.abs(x) < WALL) & ~_at(y, UPRIGHT_DOORS)
+    level = (np.abs(y) < WALL) & ~_at(x, LEVEL_DOORS)
     outside = np.any(np.abs(xy) > SIZE, axis=-1)
-    return np.asarray(wall_x | wall_y | outside)
+    return np.asarray(upright | level | outside)
+
+
+def _at(position: Any, doors: np.ndarray) -> Any:
+    return np.any(np.abs(position[..., None] - doors) < DOOR, axis=-1)
 
 
 def move(xy: Float[np.ndarray, "*n 2"], action: Float[np.ndarray, "*n 2"]) -> Float[np.ndarray, "*n 2"]:
@@ -83,17 +87,16 @@ class Rooms(gymnasium.Env):
 def walk(rng: np.random.Generator, walkers: int, rows: int) -> dict[str, np.ndarray]:
     """`walkers` trajectories of `rows` rows by noisy, suboptimal walkers.
 
-    A walker heads for a random point, mostly one of its own room and else by way of the doors, in a random direction
-    around the cross, with heavy noise on its action and now and then a random action; on arrival it picks another.
+    A walker heads for a random point, mostly one of its own room and else by way of the doors, with heavy noise on its
+    action and now and then a random action; on arrival it picks another.
     """
     xy = _free_points(rng, rng.integers(0, 2, (walkers, 2)))
-    target, clockwise = _next_target(rng, xy), rng.random(walkers) < 0.5
+    target = _next_target(rng, xy)
     observations, actions = np.empty((walkers, rows, 2)), np.empty((walkers, rows, 2))
     for t in range(rows):
         there = np.linalg.norm(xy - target, axis=-1) < STEP
         target = np.where(there[:, None], _next_target(rng, xy), target)
-        clockwise = np.where(there, rng.random(walkers) < 0.5, clockwise)
-        heading = _waypoint(xy, target, clockwise) - xy
+        heading = waypoint(xy, target) - xy
         direction = heading / np.maximum(np.linalg.norm(heading, axis=-1, keepdims=True), 1e-6)
         action = direction + rng.normal(0.0, 0.5, (walkers, 2))
         action = np.where(rng.random((walkers, 1)) < 0.1, rng.uniform(-1, 1, (walkers, 2)), action)
@@ -122,27 +125,25 @@ def _next_target(rng: np.random.Generator, xy: np.ndarray) -> np.ndarray:
     return _free_points(rng, np.where(stay, xy > 0, rng.integers(0, 2, xy.shape)))
 
 
-def _waypoint(xy: np.ndarray, target: np.ndarray, clockwise: np.ndarray) -> np.ndarray:
-    """Where to head now: the target if it is in the same room, else through the next door in the walker's direction."""
+def waypoint(xy: Float[np.ndarray, "n 2"], target: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 2"]:
+    """Where to head: to the target in the same room, else into the middle of the next room on the way.
+
+    A walker that is not in line with the door goes to the middle of its own room first, from where the door is ahead.
+    """
     room, goal_room = _room(xy), _room(target)
-    next_room = np.where(clockwise, room + 1, room - 1) % 4
-    centre = np.array(DOORS)[_CORNER]
-    here, there = centre[room], centre[next_room]
-    # First line up with the door in this room, then walk to the middle of the next one.
-    axis = (here != there).argmax(-1)
-    across = 1 - axis
-    pick = np.arange(len(xy))
-    lined_up = np.abs(xy[pick, across] - here[pick, across]) < DOOR - 0.2
-    through = np.where(lined_up[:, None], there, here)
+    here, there = _MIDDLE[room], _MIDDLE[np.clip(room + np.sign(goal_room - room), 0, 3)]
+    across = np.where(here[:, 0] == there[:, 0], 0, 1)  # the axis along which the door is as narrow as it is
+    off = np.abs(np.take_along_axis(xy - here, across[:, None], 1)) > DOOR - 0.2
+    through = np.where(off, here, there)
     return np.where((room == goal_room)[:, None] & ~_in_door(xy)[:, None], target, through)
 
 
-# The rooms in clockwise order, as indices into DOORS along x and y.
-_CORNER = np.array([(0, 0), (0, 1), (1, 1), (1, 0)])
+# The middles of the rooms in the order of the chain, which begins lower left and ends lower right.
+_MIDDLE = np.array([(-3.0, -3.0), (-3.0, 3.0), (3.0, 3.0), (3.0, -3.0)])
 
 
 def _room(xy: np.ndarray) -> np.ndarray:
-    """The clockwise number of the room (or the half of the door) a point is in."""
+    """The number of the room (or of the half of a door) that a point is in, along the chain."""
     right, top = xy[..., 0] > 0, xy[..., 1] > 0
     return np.where(right, np.where(top, 2, 3), np.where(top, 1, 0))
 
