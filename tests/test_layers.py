@@ -25,6 +25,7 @@ LAYERS = (
     "train",
     "suites",
     "report",
+    "bench",
     "doctor",
     "cli",
     "__main__",

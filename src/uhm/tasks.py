@@ -143,10 +143,10 @@ ROOMS = Environment(
     action_size=2,
     episode_limit=100,
     default_task=1,
-    steps=10_000,
+    steps=8_000,
     discount=0.98,
     lambda_f=0.8,
-    seeds=3,
+    seeds=1,
 )
 
 ENVIRONMENTS: dict[str, Environment] = {e.name: e for e in (*(_environment(*row) for row in _TABLE), ROOMS)}

@@ -3,6 +3,9 @@
 Bad input ends in one line on standard error and exit status 2; Ctrl-C ends in status 130.
 """
 
+import contextlib
+import io
+import itertools
 import sys
 import warnings
 from typing import Any
@@ -15,7 +18,9 @@ from uhm.errors import UhmError, unknown
 DESCRIPTION = "Offline reinforcement learning with universal horizon models."
 VERBS = {
     "train": "Train a population of agents: tasks x seeds x hyperparameters as one compiled program.",
+    "eval": "Evaluate a run's policies and film them.",
     "data": "Get, make, check and look at data.",
+    "bench": "Measure what one update of each agent costs on this machine.",
     "doctor": "Show versions, devices, rendering, data and network; warn about what would spoil results.",
 }
 
@@ -35,22 +40,42 @@ def run(arguments: list[str]) -> int:
     """Run one verb and return its exit status."""
     warnings.showwarning = _warn
     try:
-        verb = tyro.cli(
-            _verb(arguments),
-            prog=f"uhm {arguments[0]}",
-            args=arguments[1:],
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-        )
-        return verb()
+        return _parse(arguments)()
     except UhmError as error:
         print(f"uhm: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `uhm data list | head`
         sys.stderr.close()
         return 0
-    except KeyboardInterrupt:
-        print("uhm: interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as stop:  # `uhm train` says in it how to go on
+        print(f"uhm: {str(stop) or 'interrupted.'}", file=sys.stderr)
         return 130
+
+
+def _parse(arguments: list[str]) -> Any:
+    """The verb with its flags; tyro's answer to bad ones is a box of many lines, from which one is made."""
+    kind, said = _verb(arguments), io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                kind,
+                prog=f"uhm {arguments[0]}",
+                args=arguments[1:],
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+            )
+    except SystemExit as end:
+        if not end.code:  # --help
+            raise
+        raise UhmError(_one_line(said.getvalue(), arguments[0])) from None
+
+
+def _one_line(box: str, verb: str) -> str:
+    """The first paragraph of tyro's box, and the flag that it guesses."""
+    lines = [line.strip(" │") for line in box.splitlines()[1:]]
+    first = itertools.takewhile(lambda line: line.strip("─"), lines)
+    guess = lines[lines.index("Perhaps you meant:") + 1].split()[0].rstrip(",") if "Perhaps you meant:" in lines else ""
+    guess = f" Did you mean {guess}?" if guess else ""
+    return f"{' '.join(first).rstrip('.')}.{guess} `uhm {verb} --help` explains."
 
 
 def _verb(arguments: list[str]) -> Any:
@@ -60,10 +85,18 @@ def _verb(arguments: list[str]) -> Any:
         from uhm.cli.train import verb
 
         return verb(arguments[1:])
+    if name == "eval":
+        from uhm.cli.eval import Eval
+
+        return Eval
     if name == "data":
         from uhm.cli.data import Data
 
         return Data
+    if name == "bench":
+        from uhm.cli.bench import Bench
+
+        return Bench
     if name == "doctor":
         from uhm.cli.doctor import Doctor
 

@@ -8,7 +8,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from uhm.agents import FAMILIES, family
-from uhm.errors import unknown
+from uhm.errors import UhmError, unknown
 
 
 @dataclasses.dataclass
@@ -52,6 +52,7 @@ class Train:
         from uhm import train
 
         if self.resume is not None:
+            self._refuse_beside_resume()
             train.resume(self.resume, show=True, sinks=self._sinks(self.resume, {}))
             return 0
         names = [field.name for field in dataclasses.fields(Train)]
@@ -63,6 +64,14 @@ class Train:
         directory = self.run or train.default_directory(plan)
         train.start(plan, directory, show=True, sinks=self._sinks(directory, plan.to_json()))
         return 0
+
+    def _refuse_beside_resume(self) -> None:
+        """A flag that would be ignored is a misunderstanding."""
+        for field in dataclasses.fields(self):
+            allowed = field.name in ("resume", "tensorboard", "wandb")
+            if not allowed and getattr(self, field.name) != field.default:
+                flag = f"--{field.name.replace('_', '-')}"
+                raise UhmError(f"--resume reads everything from the run: leave out {flag} (or its value).")
 
     def _sinks(self, directory: Path, config: dict[str, Any]) -> list[Any]:
         from uhm.runs import TensorBoard, WandB
@@ -85,8 +94,18 @@ def verb(arguments: list[str]) -> type:
             plain = field.type if not many else (bool if isinstance(field.default, bool) else float)
             fields.append((field.name, _flag(plain, many), dataclasses.field(default=() if many else None)))
     built = dataclasses.make_dataclass("Train", fields, bases=(Train,))
+    _refuse_unknown(arguments, [field.name for field in dataclasses.fields(built)])
     built.__doc__ = f"{Train.__doc__}\n\n" + _attributes(kind)
     return built
+
+
+def _refuse_unknown(arguments: list[str], known: list[str]) -> None:
+    """Tyro would explain at length; one line with the closest name is enough."""
+    for argument in arguments:
+        name = argument.split("=")[0].removeprefix("--").replace("-", "_")
+        if argument.startswith("--") and name.removeprefix("no_") not in (*known, "help"):
+            close = [f"--{field.replace('_', '-')}" for field in known]
+            raise unknown("flag", argument.split("=")[0], close, "`uhm train AGENT --help` lists them.")
 
 
 def _flag(plain: Any, many: bool) -> Any:
@@ -96,7 +115,7 @@ def _flag(plain: Any, many: bool) -> Any:
 def _attributes(kind: Any) -> str:
     """The fields' own docstrings, in the form that tyro reads from a class's docstring."""
     lines = ["Attributes:"]
-    for group in (Train, kind.Config, kind.Hyper):
+    for group in (kind.Config, kind.Hyper, Train):  # the last one counts: both have `steps`
         source = inspect.getsource(group).splitlines()
         for number, line in enumerate(source):
             name = line.strip().split(":")[0]

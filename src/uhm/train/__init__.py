@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from uhm.errors import UhmError
 from uhm.runs import Run, Sink
 from uhm.tasks import Task
 from uhm.train import progress
 from uhm.train.loop import Training, data_of, session
 from uhm.train.plan import Plan, resolve
+from uhm.train.restore import Restored, load_run
 
-__all__ = ["Plan", "Training", "resolve", "resume", "start", "train"]
+__all__ = ["Plan", "Restored", "Training", "load_run", "resolve", "resume", "start", "train"]
 
 
 def train(
@@ -49,10 +49,12 @@ def resume(directory: Path | str, *, show: bool = False, sinks: Sequence[Sink] =
     """Go on with a run that was interrupted, exactly as if it had not been."""
     directory = Path(directory)
     with Run.open(directory, sinks=sinks) as run:
+        plan = Plan.from_json(run.config)
         finished = run.summary()
         if finished is not None:
+            if show:
+                _show(plan, finished, f"{directory} is finished; nothing is left to do.")
             return finished
-        plan = Plan.from_json(run.config)
         with session(plan, run) as training:
             training.restore()
             return _finish(training, directory, show)
@@ -64,15 +66,22 @@ def _finish(training: Training, directory: Path, show: bool) -> dict[str, Any]:
     with progress.bar(label, len(training.members), plan.steps, training.step, show) as update:
         complete = training.go(update)
     if not complete:
-        raise UhmError(f"stopped at step {training.step:,}, all saved: go on with `uhm train --resume {directory}`.")
+        # What Ctrl-C raises anyway, with a message: callers and shells know it as no error of theirs.
+        done = f"stopped at step {training.step:,}, all saved"
+        raise KeyboardInterrupt(f"{done}: go on with `uhm train --resume {directory}`.")
     summary = training.summary()
     training.run.finish(summary)
     if show:
-        scores = {index: member["score"] for index, member in enumerate(summary["members"])}
-        alive = [not member["diverged"] for member in summary["members"]]
-        progress.show(progress.table(plan.agent, training.members, scores, alive))
-        progress.show(f"{plan.steps:,} steps of {len(alive)} members in {summary['wall_time']:.0f} s; run: {directory}")
+        took = f"{plan.steps:,} steps of {len(training.members)} members in {summary['wall_time']:.0f} s"
+        _show(plan, summary, f"{took}; run: {directory}")
     return summary
+
+
+def _show(plan: Plan, summary: dict[str, Any], line: str) -> None:
+    scores = {index: member["score"] for index, member in enumerate(summary["members"])}
+    alive = [not member["diverged"] for member in summary["members"]]
+    progress.show(progress.table(plan.agent, plan.members(), scores, alive))
+    print(line)  # not through rich, which would break a long path
 
 
 def default_directory(plan: Plan) -> Path:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from uhm import population, tasks
-from uhm.agents import spec_of
+from uhm.agents import Spec
 from uhm.data import Dataset, batches
 from uhm.data.source import load
 from uhm.errors import UhmError
@@ -28,17 +28,16 @@ from uhm.runs import Run, params_sha256
 from uhm.runs.environment import versions
 from uhm.train import progress
 from uhm.train.plan import Plan
+from uhm.train.restore import build, episode_of, keep_spec
 
 
 class Training:
     """One run in progress."""
 
-    def __init__(self, plan: Plan, run: Run, evaluator: Evaluator, dataset: Dataset):
+    def __init__(self, plan: Plan, run: Run, evaluator: Evaluator, dataset: Dataset, spec: Spec):
         self.plan, self.run, self.evaluator = plan, run, evaluator
         self.members = plan.members()
-        kind = plan.family
-        self.agent = kind.make(kind.Config(**plan.config), spec_of(dataset, plan.k_max()))
-        self.hyper = population.stack_hyper(kind.Hyper(**plan.hyper), self.members)
+        self.agent, self.hyper = build(plan, spec)
         columns = np.array([member.column for member in self.members], np.int32)
         self.data = dataset.with_task(columns)
         self.state = population.init(self.agent, self.members, self.hyper)
@@ -55,7 +54,10 @@ class Training:
             self.step, self.state = found
         self.run.rewind(self.step)
         self.seconds = max((line["seconds"] for line in self.run.metrics()), default=0.0)
-        if self._evaluates_at(self.step) and not any(e["step"] == self.step for e in self.run.episodes()):
+        episodes = [episode_of(record) for record in self.run.episodes()]
+        latest = max((episode.step for episode in episodes), default=0)
+        self._note_success([episode for episode in episodes if episode.step == latest])
+        if self._evaluates_at(self.step) and latest != self.step:
             self._begin_evaluation()
 
     def go(self, update: progress.Update) -> bool:
@@ -64,15 +66,15 @@ class Training:
             while self.step < self.plan.steps and not stopped.is_set():
                 self._chunk()
                 update(self.step, self.success)
-            if stopped.is_set() and self.step < self.plan.steps:
-                self.run.save(self.step, self.state, block=True)
+            self._finish_evaluation()  # also before saving, or a resumed run would never make up for it
+            if self.step < self.plan.steps:
+                self.run.save(self.step, self.state, score=self._mean_success(), block=True)
                 return False
-            self._finish_evaluation()
         return True
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds."""
-        episodes = [_episode(record) for record in self.run.episodes()]
+        episodes = [episode_of(record) for record in self.run.episodes()]
         scores, steps = score(episodes), success_by_step(episodes)
         alive = np.asarray(self.state.alive)
         params = getattr(self.state.state, "params", self.state.state)
@@ -146,6 +148,10 @@ class Training:
             return
         episodes, self.pending = self.pending.result(), None
         self.run.log_episodes(episode.to_json() for episode in episodes)
+        self._note_success(episodes)
+
+    def _note_success(self, episodes: list[Episode]) -> None:
+        """Remember the success per task of one evaluation."""
         latest = {m: next(iter(steps.values())) for m, steps in success_by_step(episodes).items()}
         self.success = progress.by_task(self.members, latest)
 
@@ -162,16 +168,14 @@ class Training:
             )
 
 
-def _episode(record: dict[str, Any]) -> Episode:
-    return Episode(**{("return_" if name == "return" else name): value for name, value in record.items()})
-
-
 @contextmanager
 def session(plan: Plan, run: Run, dataset: Dataset | None = None) -> Iterator[Training]:
     """A training with its evaluator and its data, all of which end with it."""
-    members = plan.members()
-    with Evaluator([tasks.task(member.task) for member in members], episodes=plan.eval_episodes) as evaluator:
-        training = Training(plan, run, evaluator, dataset if dataset is not None else data_of(plan))
+    dataset = data_of(plan) if dataset is None else dataset
+    spec = keep_spec(run, plan, dataset)
+    wanted = [tasks.task(member.task) for member in plan.members()]
+    with Evaluator(wanted, episodes=plan.eval_episodes) as evaluator:
+        training = Training(plan, run, evaluator, dataset, spec)
         try:
             yield training
         finally:

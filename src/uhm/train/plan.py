@@ -7,6 +7,7 @@ several values becomes an axis of the population; a config value cannot, because
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from uhm import horizons, presets, tasks
@@ -86,10 +87,15 @@ def resolve(
     kind = family(agent)
     wanted = _tasks(what)
     environment = wanted[0].environment
-    small = environment is tasks.ROOMS
     steps = environment.steps if steps is None else steps
-    _at_least("steps", steps, 1)
+    intervals = {"eval": eval_interval, "log": log_interval, "checkpoint": checkpoint_interval}
+    counts = {"steps": steps, **{f"{name}_interval": value for name, value in intervals.items()}}
+    for name, value in {**counts, "eval_episodes": eval_episodes, "transitions": settings.get("transitions")}.items():
+        if value is not None:
+            _at_least(name, value, 1)
     rest = {f: settings.pop(f) for f in ("placement", "data_dir", "dataset", "transitions") if f in settings}
+    if rest.get("data_dir") is not None:  # absolute, because a run may be resumed from elsewhere
+        rest["data_dir"] = str(Path(rest["data_dir"]).expanduser().absolute())
     config, hyper, axes = _values(kind, environment, settings)
     hyper["steps"] = steps
     plan = Plan(
@@ -100,18 +106,28 @@ def resolve(
         config=config,
         hyper=hyper,
         axes=axes,
-        # Ten evaluations of a short run, one per 100k steps of a long one.
-        eval_interval=eval_interval or min(100_000, max(1, steps // 10)),
         eval_episodes=50 if eval_episodes is None else eval_episodes,
-        log_interval=log_interval or min(500 if small else 1000, steps),
-        checkpoint_interval=checkpoint_interval or min(50_000, max(1, steps // 10)),
+        **_intervals(steps, 500 if environment is tasks.ROOMS else 1000, **intervals),
         **rest,
     )
-    for name in ("eval_interval", "eval_episodes", "log_interval", "checkpoint_interval"):
-        _at_least(name, getattr(plan, name), 1)
     if plan.placement not in ("device", "host"):
         raise UhmError(f"placement is '{plan.placement}', and must be device or host.")
     return plan
+
+
+def _intervals(steps: int, chunk: int, *, log: int | None, eval: int | None, checkpoint: int | None) -> dict[str, int]:
+    """Where they are not given: ten evaluations and checkpoints of a short run, one per 100k and 50k steps of a long
+    one, in chunks (each ends with a log line) that are no longer than the time between them."""
+    tenth = max(1, steps // 10)
+    found = {
+        "eval_interval": max(min(100_000, tenth), log or 1) if eval is None else eval,
+        "checkpoint_interval": max(min(50_000, tenth), log or 1) if checkpoint is None else checkpoint,
+    }
+    log = min(chunk, *found.values()) if log is None else log
+    for name, value in found.items():
+        if value < log:
+            raise UhmError(f"{name} is {value}, and must be at least log_interval ({log}), the length of a chunk.")
+    return {**found, "log_interval": log}
 
 
 def _tasks(what: str | Task | Sequence[str | Task]) -> tuple[Task, ...]:
@@ -127,10 +143,12 @@ def _tasks(what: str | Task | Sequence[str | Task]) -> tuple[Task, ...]:
 
 
 def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
-    if isinstance(seeds, int):
+    if not isinstance(seeds, Sequence):
         _at_least("seeds", seeds, 1)
         return tuple(range(seeds))
-    if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
+    for seed in seeds:
+        _at_least("a seed", seed, 0)
+    if not seeds or len(set(seeds)) != len(seeds):
         raise UhmError(f"seeds are {list(seeds)}, and must be different numbers from 0 on.")
     return tuple(seeds)
 
@@ -145,26 +163,36 @@ def _values(kind: Family, environment: Environment, given: dict[str, Any]) -> tu
     for name, value in given.items():
         if name not in configs and name not in hypers:
             raise unknown("setting", name, [*configs, *hypers], f"{kind.name} has no such hyperparameter.")
+        value = value.tolist() if hasattr(value, "tolist") else value  # an axis may well be numpy.linspace(...)
         values = [value] if name == "hidden" or not isinstance(value, list | tuple) else list(value)
+        if not values or any(values.count(one) > 1 for one in values):
+            raise UhmError(f"{name} is {values}, and must be one value or several different ones.")
         if name in configs and len(values) > 1:
             raise UhmError(f"{name} changes the compiled program, so one population has one value of it: give one.")
         if len(values) > 1:
             axes[name] = values
         (configs if name in configs else hypers)[name] = values[0]
-    configs["hidden"] = tuple(configs["hidden"])
+    hidden = configs["hidden"]
+    configs["hidden"] = tuple(hidden) if isinstance(hidden, list | tuple) else (hidden,)
     for name, value in configs.items():
         _check_config(kind, name, value)
+    flags = {field.name for field in dataclasses.fields(kind.Hyper) if isinstance(field.default, bool)}
     for name, value in hypers.items():
         for one in axes.get(name, [value]):
-            _check_hyper(name, one)
+            _check_hyper(name, one, name in flags)
     return configs, hypers, axes
 
 
 def _check_config(kind: Family, name: str, value: Any) -> None:
-    if name == "hidden" and (not value or min(value) < 1):
-        raise UhmError(f"hidden is {value}, and must be widths of at least 1.")
+    if name == "hidden":
+        if not value:
+            raise UhmError("hidden is empty, and must be widths of at least 1.")
+        for width in value:
+            _at_least(name, width, 1)
     if name in ("batch_size", "flow_steps"):
         _at_least(name, value, 1)
+    if kind.Config.__annotations__.get(name) is bool and not isinstance(value, bool):
+        raise UhmError(f"{name} is {value!r}, and must be True or False.")
     choices = getattr(kind.Config.__annotations__.get(name), "__args__", ())
     if choices and all(isinstance(choice, str) for choice in choices) and value not in choices:
         raise UhmError(f"{name} is '{value}', and must be one of: {', '.join(choices)}.")
@@ -185,16 +213,21 @@ _RANGES: dict[str, tuple[float, float, bool, bool]] = {
 }
 
 
-def _check_hyper(name: str, value: Any) -> None:
+def _check_hyper(name: str, value: Any, flag: bool) -> None:
+    if flag and not isinstance(value, bool):  # 1 for True would become a number, on which no logic works
+        raise UhmError(f"{name} is {value!r}, and must be True or False.")
     if name not in _RANGES:
         return
     low, high, with_low, with_high = _RANGES[name]
-    ok = isinstance(value, int | float) and (low <= value if with_low else low < value)
+    ok = isinstance(value, int | float) and not isinstance(value, bool)
+    ok = ok and (low <= value if with_low else low < value)
     if not (ok and (value <= high if with_high else value < high)):
         interval = f"{'[' if with_low else '('}{low:g}, {high:g}{']' if with_high else ')'}"
         raise UhmError(f"{name} is {value}, and must be in {interval}.")
 
 
-def _at_least(name: str, value: int, least: int) -> None:
+def _at_least(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UhmError(f"{name} is {value}, and must be a whole number.")
     if value < least:
         raise UhmError(f"{name} is {value}, and must be at least {least}.")

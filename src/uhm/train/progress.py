@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -39,12 +39,18 @@ def bar(label: str, members: int, steps: int, done: int, wanted: bool) -> Iterat
         yield update
 
 
-def table(agent: str, members: Sequence[Member], scores: dict[int, float], alive: Sequence[bool]) -> Table:
+def table(
+    agent: str,
+    members: Sequence[Member],
+    scores: dict[int, float],
+    alive: Sequence[bool],
+    what: str = "mean of the last three evaluations",
+) -> Group:
     """Success per task in percent, mean and standard deviation over members, beside the paper's."""
     rows: dict[str, list[float]] = {}
     for index, member in enumerate(members):
         rows.setdefault(member.task, []).append(100 * scores[index])
-    out = Table(title=f"{agent}: success in %, mean of the last three evaluations", title_justify="left", box=None)
+    out = Table(box=None)
     out.add_column("task")
     for column in ("mean", "std", "members", "paper"):
         out.add_column(column, justify="right")
@@ -60,7 +66,7 @@ def table(agent: str, members: Sequence[Member], scores: dict[int, float], alive
         out.add_row("mean", f"{statistics.mean(everything):.1f}", "", str(len(everything)), "")
     if not all(alive):
         out.caption = f"{alive.count(False)} of {len(alive)} members diverged and were frozen"
-    return out
+    return Group(f"{agent}: success in %, {what}", out)  # a title of its own would be broken to the table's width
 
 
 def by_task(members: Sequence[Member], successes: dict[int, float]) -> dict[str, float]:

@@ -1,0 +1,142 @@
+"""`uhm eval`: the policies of a run, evaluated again and filmed. The run is only read, also while it is training."""
+
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import Positional
+
+from uhm.errors import UhmError
+
+if TYPE_CHECKING:
+    from uhm.evaluate import Episode, Policy
+    from uhm.train import Restored
+
+
+@dataclasses.dataclass
+class Eval:
+    """Evaluate all members of a run; with the default seed, in the very episodes that training evaluated in."""
+
+    run: Positional[Path]
+    """Directory of the run."""
+    episodes: int = 50
+    """Episodes per member."""
+    step: str = "last"
+    """Which checkpoint: last, best (by its evaluation in training), or a step."""
+    seed: int | None = None
+    """Seed of all episodes (default: each member's own, as in training)."""
+    video: bool = False
+    """Film one episode per task into RUN/videos."""
+    json: bool = False
+    """Print JSON for machines."""
+
+    def __call__(self) -> int:
+        self._check()
+        from uhm.train import load_run
+
+        restored = load_run(
+            self.run, "last" if self.step == "last" else "best" if self.step == "best" else self._step()
+        )
+        policy, episodes = self._evaluate(restored)
+        report = self._report(restored, episodes)
+        if not self.json:
+            self._show(restored, report)
+        report["videos"] = self._film(restored, policy) if self.video else []
+        if self.json:
+            print(json.dumps(report, indent=2))
+        for path in () if self.json else report["videos"]:
+            print(path)
+        return 0
+
+    def _check(self) -> None:
+        if self.episodes < 1:
+            raise UhmError(f"--episodes is {self.episodes}, and must be at least 1.")
+        if self.seed is not None and self.seed < 0:
+            raise UhmError(f"--seed is {self.seed}, and must not be negative.")
+        if self.step not in ("last", "best"):
+            self._step()
+
+    def _step(self) -> int:
+        if not self.step.isdecimal():
+            raise UhmError(f"--step is '{self.step}', and must be last, best or a number.")
+        return int(self.step)
+
+    def _evaluate(self, restored: "Restored") -> "tuple[Policy, list[Episode]]":
+        import jax
+
+        from uhm import tasks
+        from uhm.evaluate import Evaluator, make_act
+
+        plan, agent, state = restored
+        members, step = plan.members(), int(state.step)
+        size = plan.environment.observation_size
+        policy = make_act(agent.act, state.state, jax.random.key(step), observation_size=size)
+        seeds = [member.seed if self.seed is None else self.seed for member in members]
+        with Evaluator([tasks.task(member.task) for member in members], episodes=self.episodes) as evaluator:
+            return policy, evaluator.run(policy, seeds=seeds, step=step)
+
+    def _report(self, restored: "Restored", episodes: "list[Episode]") -> dict[str, Any]:
+        import numpy as np
+
+        plan, _, state = restored
+        alive = np.asarray(state.alive)
+        members = []
+        for index, member in enumerate(plan.members()):
+            own = [episode for episode in episodes if episode.member == index]
+            means = {name: float(np.mean([getattr(e, name) for e in own])) for name in ("success", "return_", "length")}
+            members.append(
+                {
+                    "task": member.task,
+                    "seed": member.seed,
+                    "hyper": {**plan.hyper, **dict(member.hyper)},
+                    **{name.rstrip("_"): value for name, value in means.items()},
+                    "diverged": not bool(alive[index]),
+                }
+            )
+        tasks = {name: [m["success"] for m in members if m["task"] == name] for name in plan.tasks}
+        return {
+            "run": str(self.run),
+            "agent": plan.agent,
+            "environment": plan.environment.name,
+            "step": int(state.step),
+            "episodes": self.episodes,
+            "success": {name: float(np.mean(values)) for name, values in tasks.items()},
+            "members": members,
+        }
+
+    def _show(self, restored: "Restored", report: dict[str, Any]) -> None:
+        from uhm.train import progress
+
+        success = {index: member["success"] for index, member in enumerate(report["members"])}
+        alive = [not member["diverged"] for member in report["members"]]
+        what = f"{self.episodes} episodes at step {report['step']:,}"
+        progress.show(progress.table(restored.plan.agent, restored.plan.members(), success, alive, what))
+
+    def _film(self, restored: "Restored", policy: "Policy") -> list[str]:
+        """One film per task, of its first member; where nothing can be drawn, one line says so."""
+        import itertools
+
+        import numpy as np
+
+        from uhm import tasks
+        from uhm.evaluate import record_video
+
+        plan, _, state = restored
+        members, paths = plan.members(), []
+        for name in plan.tasks:
+            index = next(i for i, member in enumerate(members) if member.task == name)
+            counts = itertools.count()
+
+            def act(observation: Any, index: int = index, counts: Any = counts) -> Any:
+                return np.asarray(policy.member(index, observation[None], next(counts)))[0]
+
+            seed = members[index].seed if self.seed is None else self.seed
+            path = self.run / "videos" / f"{name}-{int(state.step)}.mp4"
+            try:
+                paths.append(str(record_video(tasks.task(name), act, path, seed=seed)))
+            except UhmError as error:  # the numbers stand; the other tasks would meet the same wall
+                warnings.warn(str(error), stacklevel=2)
+                break
+        return paths

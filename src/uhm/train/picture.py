@@ -1,0 +1,75 @@
+"""A picture of a finished run: success over gradient steps, and for `rooms` the ways the agents go."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from uhm import population, tasks
+from uhm.agents.base import Agent
+from uhm.envs import rooms
+from uhm.evaluate import Episode, success_by_step
+from uhm.evaluate.rooms import start
+from uhm.population import Member
+
+
+def draw(path: Path, title: str, members: Sequence[Member], episodes: Sequence[Episode], walks: Any = None) -> None:
+    """Save the picture. `walks` are positions [members, steps, 2] in `rooms`, or None elsewhere."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(10 if walks is not None else 6, 4.2), layout="constrained")
+        axes = np.atleast_1d(figure.subplots(1, 2 if walks is not None else 1))
+        names = list(dict.fromkeys(member.task for member in members))
+        colours = {name: f"C{index}" for index, name in enumerate(names)}
+        _curves(axes[0], names, colours, members, episodes)
+        if walks is not None:
+            _map(axes[1], colours, members, walks)
+        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+        figure.savefig(path, dpi=130)
+
+
+def _curves(axes: Any, names: list[str], colours: dict, members: Sequence[Member], episodes: Sequence[Episode]) -> None:
+    success = success_by_step(episodes)
+    for name in names:
+        curves = [success[index] for index, member in enumerate(members) if member.task == name]
+        steps = sorted(curves[0])
+        values = 100 * np.array([[curve[step] for step in steps] for curve in curves])
+        axes.plot(steps, values.mean(0), "o-", ms=3, color=colours[name], label=name.rsplit("-", 1)[-1])
+        axes.fill_between(steps, values.min(0), values.max(0), color=colours[name], alpha=0.15, lw=0)
+    axes.set(xlabel="gradient steps", ylabel="success, %", ylim=(-3, 103))
+    axes.legend(frameon=False, ncols=min(5, len(names)), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.grid(alpha=0.25)
+
+
+def _map(axes: Any, colours: dict, members: Sequence[Member], walks: np.ndarray) -> None:
+    line = np.linspace(-rooms.SIZE, rooms.SIZE, 401)
+    walls = rooms.blocked(np.stack(np.meshgrid(line, line), -1))
+    extent = (-rooms.SIZE, rooms.SIZE, -rooms.SIZE, rooms.SIZE)
+    axes.imshow(np.where(walls, 0.75, np.nan), cmap="gray", vmin=0, vmax=1, extent=extent, origin="lower")
+    for member, walk in zip(members, walks, strict=True):
+        colour, goal = colours[member.task], rooms.GOALS[tasks.task(member.task).index - 1]
+        axes.plot(*walk.T, "-", lw=1.4, color=colour, alpha=0.85)
+        axes.plot(*walk[0], "o", ms=5, color=colour)
+        axes.plot(*goal, "*", ms=15, mfc=colour, mec="white", mew=0.8)
+    axes.set(aspect="equal", xticks=[], yticks=[])
+    axes.set_title("from start (dot) to goal (star)", fontsize=9, loc="left", color="0.35")
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+
+
+def walk_rooms(agent: Agent, state: Any, members: Sequence[Member]) -> np.ndarray:
+    """One episode of every member in `rooms`, as positions that stay where the goal is reached."""
+    wanted = [tasks.task(member.task) for member in members]
+    xy = np.stack([start(task, 0, 0, 0) for task in wanted])
+    goals = rooms.GOALS[[task.index - 1 for task in wanted]]
+    walk = [xy]
+    for step in range(tasks.ROOMS.episode_limit):
+        observations = xy[:, None].astype(np.float32)
+        actions = np.asarray(population.act(agent, state, observations, jax.random.key(step)), np.float64)[:, 0]
+        xy = np.where(rooms.at_goal(xy, goals)[:, None], xy, rooms.move(xy, np.nan_to_num(actions)))
+        walk.append(xy)
+    return np.stack(walk, 1)

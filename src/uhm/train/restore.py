@@ -1,0 +1,98 @@
+"""A run from outside: its plan, its agent and its parameters, without its data and while it may still be training.
+
+from uhm.train import load_run
+
+plan, agent, state = load_run("runs/mine", step="best")
+"""
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from uhm import population
+from uhm.agents import Agent, Spec, spec_of
+from uhm.data import Dataset
+from uhm.errors import UhmError
+from uhm.evaluate.records import Episode, success_by_step
+from uhm.population import Population
+from uhm.runs import Run
+from uhm.runs.files import read_json, write_json
+from uhm.train.plan import Plan
+
+# What the agent was told about the data: with it a run can be looked at where its data are not.
+SPEC = "spec.json"
+
+Step = int | Literal["last", "best"]
+
+
+class Restored(NamedTuple):
+    """`state.step` is the step of the checkpoint; the members of `state.state` are those of `plan.members()`."""
+
+    plan: Plan
+    agent: Agent
+    state: Population
+
+
+def load_run(directory: Path | str, step: Step = "last") -> Restored:
+    """The run in `directory` as of a checkpoint: the last one, the best evaluated one, or that of a step."""
+    with Run.open(Path(directory), write=False) as run:
+        plan = Plan.from_json(run.config)
+        wanted = _best(run) if step == "best" else None if step == "last" else step
+        if not run.steps():
+            raise UhmError(f"{directory} has no checkpoint yet.")
+        agent, hyper = build(plan, _read_spec(run))
+        blank = jax.eval_shape(lambda: population.init(agent, plan.members(), hyper))
+        found = run.restore(blank, wanted)
+    if found is None:  # the last one went away since we looked, with the run
+        raise UhmError(f"{directory} has no checkpoint any more.")
+    return Restored(plan, agent, found[1])
+
+
+def build(plan: Plan, spec: Spec) -> tuple[Agent, Any]:
+    """The plan's agent, and the hyperparameters of all members."""
+    kind = plan.family
+    agent = kind.make(kind.Config(**plan.config), spec)
+    return agent, population.stack_hyper(kind.Hyper(**plan.hyper), plan.members())
+
+
+def keep_spec(run: Run, plan: Plan, dataset: Dataset) -> Spec:
+    """The spec of the run's data, stored with the run the first time; refuses other data after that."""
+    spec = spec_of(dataset, plan.k_max())
+    if not (run.directory / SPEC).exists():
+        write_json(run.directory / SPEC, {name: np.asarray(value).tolist() for name, value in spec._asdict().items()})
+        return spec
+    stored = _read_spec(run)
+    # Not bit by bit: sums depend on the processor, and what counts is that the program gets the numbers it began with.
+    for name, value in spec._asdict().items():
+        before = getattr(stored, name)
+        if np.shape(value) != np.shape(before) or not np.allclose(value, before, rtol=1e-4, atol=1e-6):
+            raise UhmError(f"the data are not those that {run.directory} began with: {name} differs.")
+    return stored
+
+
+def _read_spec(run: Run) -> Spec:
+    values = read_json(run.directory / SPEC)
+    if set(values) != set(Spec._fields):
+        raise UhmError(f"cannot read {run.directory / SPEC}: it was made by another version.")
+    arrays: dict[str, Any] = {name: np.array(v, np.float32) for name, v in values.items() if isinstance(v, list)}
+    return Spec(**{**values, **arrays})
+
+
+def _best(run: Run) -> int:
+    """The stored checkpoint whose own parameters had the highest mean success, the later of two equal ones."""
+    episodes = [episode_of(record) for record in run.episodes()]
+    found: dict[int, list[float]] = {}
+    for steps in success_by_step(episodes).values():
+        for at, value in steps.items():
+            found.setdefault(at, []).append(value)
+    rated = {at: float(np.mean(found[at])) for at in run.steps() if at in found}
+    if not rated:
+        raise UhmError(f"no checkpoint in {run.directory} was evaluated yet: take the last one.")
+    return max(rated, key=lambda at: (rated[at], at))
+
+
+def episode_of(record: dict[str, Any]) -> Episode:
+    """A line of episodes.jsonl as the record it was."""
+    return Episode(**{("return_" if name == "return" else name): value for name, value in record.items()})

@@ -1,0 +1,234 @@
+"""Training in this process: what a run leaves behind, and what its flags mean."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from small_runs import TASKS, lines, make_data, small_plan, small_run
+from toys import assert_trees
+from uhm import __version__, cli, tasks, train
+from uhm.agents import FAMILIES, family
+from uhm.data import Dataset
+from uhm.errors import UhmError
+from uhm.evaluate import rooms
+from uhm.train.loop import data_of
+
+AXIS = [0.03, 0.1]
+SETTINGS = {"seeds": 2, "alpha": AXIS, "steps": 50, "log_interval": 10, "eval_interval": 12, "checkpoint_interval": 20}
+MEMBERS = [(task, seed, alpha) for task in TASKS for seed in (0, 1) for alpha in AXIS]
+EVALUATIONS = [20, 30, 40, 50]  # the first ends of chunks at or after 12, 24, 36 and 48
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    """The directory of a finished run, and what `start` returned."""
+    directory, usual = tmp_path_factory.mktemp("runs") / "run", rooms.run
+
+    def some_succeed(act, members, seeds, step, episodes):
+        # A few steps teach nobody anything, and a score of zeros proves nothing.
+        found = usual(act, members, seeds, step, episodes)
+        return [e._replace(success=float((step // 10 * 5 + e.member * 3 + e.episode) % 7 < 3)) for e in found]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rooms, "run", some_succeed)
+        return directory, small_run(directory, small_plan(data, **SETTINGS))
+
+
+def test_the_summary(finished):
+    directory, summary = finished
+    assert json.loads((directory / "summary.json").read_text()) == summary
+    assert [(m["task"], m["seed"], m["hyper"]["alpha"]) for m in summary["members"]] == MEMBERS
+    assert {m["agent"] for m in summary["members"]} == {"rebrac-dagger"}
+    assert (summary["steps"], summary["total_steps"]) == (50, 50 * len(MEMBERS))
+    assert summary["wall_time"] > 0
+    assert summary["versions"]["uhm"] == __version__
+    plan = train.Plan.from_json(json.loads((directory / "config.json").read_text()))
+    for member in summary["members"]:
+        assert member["hyper"].keys() == plan.hyper.keys()
+        assert not member["diverged"]
+    hashes = [member["params_sha256"] for member in summary["members"]]
+    assert all(re.fullmatch("[0-9a-f]{64}", one) for one in hashes)
+    assert len(set(hashes)) == len(MEMBERS)
+
+
+def test_metrics_have_a_line_per_chunk_and_a_number_per_member(finished):
+    found = lines(finished[0] / "metrics.jsonl")
+    assert [line["step"] for line in found] == [10, 20, 30, 40, 50]
+    assert [line["seconds"] for line in found] == sorted(line["seconds"] for line in found)
+    for line in found:
+        values = {name: value for name, value in line.items() if name not in ("step", "seconds")}
+        assert {"critic_loss", "actor_loss"} <= values.keys()
+        assert all(len(value) == len(MEMBERS) and None not in value for value in values.values())
+
+
+def test_every_episode_of_every_member_is_recorded_once(finished):
+    found = [(e["step"], e["member"], e["episode"]) for e in lines(finished[0] / "episodes.jsonl")]
+    assert sorted(found) == [(s, m, e) for s in EVALUATIONS for m in range(len(MEMBERS)) for e in range(3)]
+    for record in lines(finished[0] / "episodes.jsonl"):
+        assert (record["task"], record["seed"]) == MEMBERS[record["member"]][:2]
+        assert 1 <= record["length"] <= tasks.ROOMS.episode_limit
+
+
+def test_scores_are_means_of_the_last_three_evaluations(finished):
+    directory, summary = finished
+    episodes = lines(directory / "episodes.jsonl")
+    for index, member in enumerate(summary["members"]):
+        means = {
+            step: np.mean([e["success"] for e in episodes if (e["member"], e["step"]) == (index, step)])
+            for step in EVALUATIONS
+        }
+        assert member["evaluations"] == [{"step": step, "success": means[step]} for step in EVALUATIONS]
+        assert member["score"] == pytest.approx(np.mean([means[step] for step in EVALUATIONS[-3:]]))
+    assert len({member["score"] for member in summary["members"]}) > 1
+
+
+def test_checkpoints_are_kept(finished):
+    kept = sorted(int(path.name) for path in (finished[0] / "checkpoints").iterdir())
+    assert kept[-2:] == [40, 50]
+
+
+def test_placement_does_not_change_the_result(data, tmp_path):
+    """The same rows and the same noise; the compiler orders some sums otherwise, so that a last bit may differ."""
+    found = []
+    for placement in ("device", "host"):
+        plan = small_plan(data, "dtd", "rooms-task2", seeds=2, steps=5, eval_interval=5, placement=placement)
+        small_run(tmp_path / placement, plan)
+        found.append(train.load_run(tmp_path / placement).state)
+    assert_trees(np.testing.assert_allclose, found[0].state.params, found[1].state.params, atol=1e-6)
+    assert np.array_equal(jax.random.key_data(found[0].key), jax.random.key_data(found[1].key))
+
+
+def test_a_member_that_diverges_is_frozen_and_reported(data, tmp_path):
+    plan = small_plan(data, what="rooms-task1", seeds=1, learning_rate=[1e-3, 1e30], steps=30, log_interval=10)
+    with pytest.warns(UserWarning, match=r"member 1 \(rooms-task1, seed 0, .*1e\+30.*diverged before step 10"):
+        summary = small_run(tmp_path / "run", plan)
+    assert [member["diverged"] for member in summary["members"]] == [False, True]
+    assert [e["step"] for e in summary["members"][1]["evaluations"]] == [10, 20, 30]
+    assert all(line["critic_loss"][0] is not None for line in lines(tmp_path / "run" / "metrics.jsonl"))
+
+
+def test_three_lines_of_python(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"hidden": [16, 16], "batch_size": 16, "steps": 2, "eval_episodes": 1, "seeds": 1, "eval_interval": 2}
+    summary = train.train("rebrac-dagger", "rooms-task1", data_dir=data, **settings)
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert directory.name.startswith("rebrac-dagger-rooms-")
+    assert json.loads((directory / "summary.json").read_text()) == summary
+
+
+def test_missing_data_leave_no_directory_behind(tmp_path):
+    with pytest.raises(UhmError, match="uhm data make scene-play"):
+        train.train("uhm", "scene-play-task1", run=tmp_path / "run", data_dir=tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_of_another_environment_are_refused(data, tmp_path):
+    (tmp_path / "scene-play-v0.npz").write_bytes((data / "rooms-v0.npz").read_bytes())
+    with pytest.raises(UhmError, match="has size 2, but scene-play has 40"):
+        train.train("uhm", "scene-play-task1", run=tmp_path / "run", data_dir=tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_default_makes_its_own_data(tmp_path):
+    made = data_of(train.resolve(data_dir=tmp_path))
+    assert isinstance(made, Dataset)
+    assert made.size == tasks.ROOMS.transitions
+    with pytest.raises(UhmError, match="no train data"):
+        data_of(train.resolve(data_dir=tmp_path, dataset="mine-v0"))
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """What the command line would train."""
+    plans = []
+    monkeypatch.setattr(train, "start", lambda plan, directory, **_: plans.append((plan, directory)))
+
+    def parse(*arguments):
+        assert cli.run(["train", *arguments]) == 0
+        return plans[-1][0]
+
+    return parse
+
+
+def test_flags(planned):
+    plan = planned(
+        "dtd", "rooms-task1", "rooms-task3", "--alpha", "0.03", "0.1", "--hidden", "16", "16", "--seeds", "2"
+    )
+    assert (plan.agent, plan.tasks) == ("dtd", ("rooms-task1", "rooms-task3"))
+    assert (plan.axes, plan.config["hidden"]) == ({"alpha": [0.03, 0.1]}, (16, 16))
+    assert len(plan.members()) == 2 * 2 * 2
+    assert planned() == train.resolve("uhm", "rooms")
+    assert planned("--q-agg", "mean").config["q_agg"] == "mean"
+
+
+def test_zero_and_false_are_values(planned):
+    plan = planned(
+        "uhm", "rooms", "--schedule", "False", "--beta", "0", "--lambda-f", "0.0", "--model-layer-norm", "False"
+    )
+    assert plan.hyper["schedule"] is False
+    assert (plan.hyper["beta"], plan.hyper["lambda_f"]) == (0, 0)
+    assert plan.config["model_layer_norm"] is False
+    assert planned("uhm", "rooms", "--terminal", "True", "False").axes == {"terminal": [True, False]}
+    assert planned("uhm", "rooms", "--standardise", "True").config["standardise"] is True
+
+
+def test_the_run_directory_can_be_named(monkeypatch, tmp_path):
+    made = []
+    monkeypatch.setattr(train, "start", lambda plan, directory, **_: made.append(directory))
+    assert cli.run(["train", "--run", str(tmp_path / "mine")]) == 0
+    assert made == [tmp_path / "mine"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["umh"], "unknown agent 'umh'. Did you mean uhm"),
+        (["uhm", "room"], "Did you mean rooms"),
+        (["uhm", "rooms", "--alhpa", "0.1"], "unknown flag '--alhpa'. Did you mean --alpha"),
+        (["uhm", "rooms", "--lambda-f", "1"], "lambda_f is 1.0, and must be in [0, 1)"),
+        (["uhm", "rooms", "--q", "0"], "q is 0.0, and must be in (0, 1)"),
+        (["uhm", "rooms", "--steps", "-3"], "steps is -3"),
+        (["uhm", "rooms", "--steps", "0"], "steps is 0"),
+        (["uhm", "rooms", "--eval-interval", "0"], "eval_interval is 0"),
+        (["uhm", "rooms", "--transitions", "0"], "transitions is 0"),
+        (["uhm", "rooms", "--steps", "many"], "--steps"),
+        (["uhm", "rooms", "--alpha", "much"], "--alpha"),
+        (["uhm", "rooms", "--q-agg", "max"], "invalid choice 'max'"),
+        (["uhm", "rooms", "--steps"], "Missing value for argument '--steps'"),
+        (["--resume", "nowhere"], "no run directory nowhere"),
+        (["--resume", "nowhere", "--steps", "9"], "leave out --steps"),
+        (["--resume", "nowhere", "--alpha", "0"], "leave out --alpha"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["train", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert message in said.err
+    assert len(said.err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("agent", FAMILIES)
+def test_help_explains_every_field(agent, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.run(["train", agent, "--help"])
+    assert not end.value.code
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    kind = family(agent)
+    for field in (*dataclasses.fields(kind.Config), *dataclasses.fields(kind.Hyper)):
+        # A flag, its type in any notation, and at least the beginning of a sentence about it.
+        assert re.search(rf" --{field.name.replace('_', '-')} [^ ].* [A-Za-z]", text), field.name
+    assert "Weight of behaviour cloning in the actor's loss." in text
+    assert "How the two critics are combined" in text
+    assert "--steps {None}|INT Gradient steps (default: the paper's)." in text
