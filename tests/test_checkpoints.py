@@ -163,6 +163,19 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
         assert restored is not None and restored[0] == 7 and restored[1]["leaf0"][0] == 7
 
 
+def test_a_score_that_comes_later_counts_as_one_that_came_along(tmp_path: Path) -> None:
+    with Run.create(tmp_path, {}, keep=1) as run:
+        for step, score in enumerate([0.1, 0.9, 0.5], 1):
+            run.save(step, fill(step))
+            run.rate(step, score)
+        run.rate(17, 1.0)  # no such checkpoint
+        assert run.best() == 2
+        assert run.steps() == [2, 3]
+    with Run.open(tmp_path) as run:
+        assert run.best() == 2
+        assert run.restore(fill(0), step=2) is not None
+
+
 def test_rewind_forgets_later_checkpoints(run: Run) -> None:
     run.save(1, fill(1))
     run.save(2, fill(2), block=True)

@@ -24,7 +24,7 @@ SETTINGS |= {"checkpoint_interval": 10, "flow_steps": 1}
 EVALUATIONS = [10, 20, 30, 40, 50, 60]
 
 # The command line, but the evaluation of one step waits for a file before it begins. Then `kill` ends the process; with
-# `hold` training, too, waits for the file, after its next chunk, and the evaluation lasts until its result is asked for.
+# `hold` training, too, waits for the file, after its next chunk, and the evaluation lasts until its result is wanted.
 CHILD = """
 import os, pathlib, signal, sys, threading, time
 from uhm import cli

@@ -157,10 +157,8 @@ class Subject:
         traced = jax.make_jaxpr(lambda p, h, d: population.advance(made, p, h, d, 1))(self._state, hyper, data)
         self.products = products_of(traced)
         self._advance = lambda state: population.advance(made, state, hyper, data, chunk)
-        start = time.perf_counter()
-        first = self.run() * chunk
-        again = self.run() * chunk
-        self.compile_seconds = max(0.0, time.perf_counter() - start - 2 * again) if first > again else 0.0
+        first, again = self.run(), self.run()
+        self.compile_seconds = max(0.0, first - again) * chunk
 
     def run(self) -> float:
         """Seconds per step over one chunk."""
@@ -189,8 +187,8 @@ def products_of(traced: ClosedJaxpr | Jaxpr) -> Counter[Product]:
     for equation in (traced.jaxpr if isinstance(traced, ClosedJaxpr) else traced).eqns:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
-            left, right = (operand.aval for operand in equation.invars)
-            out: Any = equation.outvars[0].aval
+            avals: list[Any] = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+            left, right, out = avals
             dimensions = jax.tree.map(int, parameters["dimension_numbers"])
             found[Product(left.shape, right.shape, dimensions, str(left.dtype), str(out.dtype))] += 1
             continue

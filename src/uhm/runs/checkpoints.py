@@ -77,6 +77,16 @@ class Checkpoints:
         score = float(score) if score is not None and math.isfinite(score) else None
         self._pending = self._worker.submit(self._write, step, arrays, records, score)
 
+    def rate(self, step: int, score: float) -> None:
+        """Give the checkpoint of `step`, if it is still there, the score that was found out after it was saved."""
+        self.wait()
+        path = self.directory / str(step)
+        if step not in self.steps() or not math.isfinite(score):
+            return
+        write_json(path / _MANIFEST, _manifest(path) | {"score": float(score)})
+        self._scores[step] = float(score)
+        self._prune()
+
     def wait(self) -> None:
         """Wait for the last save; UhmError if it failed."""
         pending, self._pending = self._pending, None
@@ -134,14 +144,16 @@ class Checkpoints:
             write_json(path / _MANIFEST, manifest | {"files": files})
             self._publish(path)
             self._scores[step] = score
-            kept = {*self.steps()[-self._keep :], self._best()}
-            for old in set(self.steps()) - kept:
-                self._remove(self.directory / str(old))
+            self._prune()
         except Exception as error:  # a full disk reaches us as one of several types, depending on the layer
             shutil.rmtree(path, ignore_errors=True)  # gives its space back
             raise UhmError(
                 f"cannot save checkpoint {step} in {self.directory}: {_first_line(error)}; the earlier ones are intact."
             ) from error
+
+    def _prune(self) -> None:
+        for old in set(self.steps()) - {*self.steps()[-self._keep :], self._best()}:
+            self._remove(self.directory / str(old))
 
     def _read(self, step: int) -> tuple[list[np.ndarray], list[Record]]:
         path = self.directory / str(step)

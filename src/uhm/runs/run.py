@@ -125,6 +125,12 @@ class Run:
         if block:
             self._checkpoints.wait()
 
+    def rate(self, step: int, score: float) -> None:
+        """Score the checkpoint of `step` once its evaluation is done; without such a checkpoint nothing happens."""
+        self._require_lock()
+        with writing(self.directory / "checkpoints"):
+            self._checkpoints.rate(step, score)
+
     def steps(self) -> list[int]:
         """The steps with a complete checkpoint, in order."""
         return self._checkpoints.steps()

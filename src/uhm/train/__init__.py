@@ -72,8 +72,9 @@ def _finish(training: Training, directory: Path, show: bool) -> dict[str, Any]:
     summary = training.summary()
     training.run.finish(summary)
     if show:
+        training.draw(directory / "picture.png")
         took = f"{plan.steps:,} steps of {len(training.members)} members in {summary['wall_time']:.0f} s"
-        _show(plan, summary, f"{took}; run: {directory}")
+        _show(plan, summary, f"{took}; run: {directory}; picture: {directory / 'picture.png'}")
     return summary
 
 

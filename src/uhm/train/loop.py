@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,6 +30,8 @@ from uhm.runs.environment import versions
 from uhm.train import progress
 from uhm.train.plan import Plan
 from uhm.train.restore import build, episode_of, keep_spec
+
+_HOST_STEPS = 50  # steps of batches that are on their way to the device at once, where the data stay on the host
 
 
 class Training:
@@ -68,7 +71,7 @@ class Training:
                 update(self.step, self.success)
             self._finish_evaluation()  # also before saving, or a resumed run would never make up for it
             if self.step < self.plan.steps:
-                self.run.save(self.step, self.state, score=self._mean_success(), block=True)
+                self.run.save(self.step, self.state, block=True)
                 return False
         return True
 
@@ -101,6 +104,15 @@ class Training:
             ],
         }
 
+    def draw(self, path: Path) -> None:
+        """Save a picture of the run so far."""
+        from uhm.train import picture
+
+        rooms = self.plan.environment is tasks.ROOMS
+        walks = picture.walk_rooms(self.agent, self.state.state, self.members) if rooms else None
+        episodes = [episode_of(record) for record in self.run.episodes()]
+        picture.draw(path, f"{self.plan.agent} on {self.plan.environment.name}", self.members, episodes, walks)
+
     def _chunk(self) -> None:
         start = time.perf_counter()
         # Chunks end at multiples of the log interval whatever the run was resumed from, so the programs are the same.
@@ -117,7 +129,7 @@ class Training:
         if evaluates or saves or (self.pending is not None and self.pending.done()):
             self._finish_evaluation()
         if saves:
-            self.run.save(self.step, self.state, score=self._mean_success())
+            self.run.save(self.step, self.state)
         if evaluates:
             self._begin_evaluation()
 
@@ -125,8 +137,14 @@ class Training:
         if not self.data.on_host:
             return population.advance(self.agent, self.state, self.hyper, self.data, steps)
         keys = population.sample_keys(self.state, steps)
-        (gathered,) = batches(self.agent.sample, self.data, [keys])
-        return population.advance_on(self.agent, self.state, self.hyper, gathered)
+        pieces = [keys[start : start + _HOST_STEPS] for start in range(0, steps, _HOST_STEPS)]
+        state, total = self.state, None
+        # The next piece is gathered while the device works on this one.
+        for piece, gathered in zip(pieces, batches(self.agent.sample, self.data, pieces), strict=True):
+            state, metrics = population.advance_on(self.agent, state, self.hyper, gathered)
+            share = {name: value * (len(piece) / steps) for name, value in metrics.items()}
+            total = {name: value + (total[name] if total else 0.0) for name, value in share.items()}
+        return state, total
 
     def _due(self, interval: int) -> bool:
         """Whether a multiple of `interval` was passed in the last chunk, or the run has ended."""
@@ -149,14 +167,12 @@ class Training:
         episodes, self.pending = self.pending.result(), None
         self.run.log_episodes(episode.to_json() for episode in episodes)
         self._note_success(episodes)
+        self.run.rate(episodes[0].step, float(np.mean(list(self.success.values()))))
 
     def _note_success(self, episodes: list[Episode]) -> None:
         """Remember the success per task of one evaluation."""
         latest = {m: next(iter(steps.values())) for m, steps in success_by_step(episodes).items()}
         self.success = progress.by_task(self.members, latest)
-
-    def _mean_success(self) -> float | None:
-        return float(np.mean(list(self.success.values()))) if self.success else None
 
     def _report_frozen(self, before: np.ndarray, after: np.ndarray) -> None:
         for index in np.flatnonzero(before & ~after):

@@ -1,0 +1,128 @@
+"""The benchmarks count and measure what they say; how long anything takes is not tested."""
+
+import importlib.util
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from uhm import bench, cli
+from uhm.errors import UhmError
+from uhm.nets import MLP
+
+TINY = bench.Setting(hidden=(8,), batch_size=4, observation=3, action=2, k_max=2)
+
+
+def flops(function: Callable, *arguments: object) -> int:
+    counted = bench.products_of(jax.make_jaxpr(function)(*arguments))
+    return sum(kind.flops * count for kind, count in counted.items())
+
+
+def test_the_products_of_an_mlp_are_those_counted_by_hand() -> None:
+    net, x = MLP(3, 2, jax.random.key(0), (8, 16)), jnp.ones((5, 3))
+    forward = 2 * 5 * (3 * 8 + 8 * 16 + 16 * 2)
+    assert flops(net, x) == forward
+    # Backward: every weight's gradient, and every layer's input but the first's.
+    assert flops(jax.grad(lambda net: net(x).sum()), net) == 2 * forward + 2 * 5 * (8 * 16 + 16 * 2)
+
+
+def test_loops_batches_and_nested_programs_are_multiplied_out() -> None:
+    w = jnp.ones((4, 4))
+    once = 2 * 4 * 4 * 4
+
+    def loop(x: jax.Array) -> jax.Array:
+        step = jax.jit(lambda x, _: (x @ w, None))
+        return jax.lax.scan(lambda x, _: jax.lax.scan(step, x, length=3), x, length=5)[0]
+
+    assert flops(loop, w) == 15 * once
+    assert flops(jax.vmap(loop), jnp.ones((7, 4, 4))) == 7 * 15 * once
+    assert flops(lambda x: jax.lax.cond(x.sum() > 0, lambda: x, lambda: x @ w), w) == once
+    with pytest.raises(UhmError, match="unknown length"):
+        flops(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ w, x), w)
+
+
+def test_contracted_and_batched_axes_count_once() -> None:
+    def dot(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.einsum("bik,bjk->bij", a, b)
+
+    assert flops(dot, jnp.ones((2, 3, 5)), jnp.ones((2, 7, 5))) == 2 * 2 * 3 * 5 * 7
+
+
+def test_rows_and_ratios() -> None:
+    rows = bench.update(("rebrac-dagger", "dtd"), (1, 2), TINY, steps=5)
+    assert [(row.agent, row.members) for row in rows] == [(a, m) for m in (1, 2) for a in ("rebrac-dagger", "dtd")]
+    # Twice the members are twice the work; two bootstrap states instead of one are more of it.
+    assert rows[2].gigaflops == 2 * rows[0].gigaflops
+    assert rows[1].gigaflops > rows[0].gigaflops
+    assert all(row.milliseconds > 0 and row.products_milliseconds > 0 for row in rows)
+    assert rows[3].milliseconds_per_member == rows[3].milliseconds / 2
+    found = bench.ratios(rows)
+    assert found[1]["rebrac-dagger"] == 1
+    assert found[2]["dtd"] == rows[3].milliseconds / rows[2].milliseconds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--agents", "uhmm"], "uhm"),
+        (["--members", "0"], "at least 1"),
+        (["--members", "1", "1"], "each once"),
+        (["--hidden", "0"], "hidden"),
+        (["--k-max", "0"], "k_max"),
+        (["--steps", "2"], "at least 5"),
+        (["--json", "nowhere/at/all.json"], "no directory"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", "update", *arguments]) == 2
+    printed = capsys.readouterr().err.strip()
+    assert says in printed
+    assert printed.count("\n") == 0
+
+
+def test_the_verb_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden": 8, "batch-size": 4, "observation": 3, "action": 2, "k-max": 2, "steps": 5, "members": 1}
+    flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+    assert cli.run(["bench", "update", "--agents", "rebrac-dagger", *flags, "--json", str(tmp_path / "b.json")]) == 0
+    assert "1 member: rebrac-dagger = 1.00" in capsys.readouterr().out
+    written = json.loads((tmp_path / "b.json").read_text())
+    assert written["session"]["versions"]["jax"] == jax.__version__
+    assert written["setting"]["hidden"] == [8]
+    assert written["rows"][0]["agent"] == "rebrac-dagger"
+
+
+@pytest.fixture(scope="module")
+def futures() -> ModuleType:
+    path = Path(__file__).parent.parent / "benchmarks" / "futures.py"
+    spec = importlib.util.spec_from_file_location("futures", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_energy_distance_of_known_distributions(futures: ModuleType) -> None:
+    # Two points at distance 5: 2 |x - y|.
+    point = lambda *xy: jnp.broadcast_to(jnp.array(xy, jnp.float32), (10, 2))  # noqa: E731
+    assert float(futures.energy_distance(point(0, 0), point(3, 4))) == pytest.approx(10)
+    # Standard normals in one dimension, a shift of m apart: 2 E|N(m, 2)| - 2 E|N(0, 2)|.
+    rng, m = np.random.default_rng(0), 1.0
+    x, y, z = (jnp.asarray(rng.normal(size=(40, 500, 1)), jnp.float32) for _ in range(3))
+    folded = 2 / np.sqrt(np.pi) * np.exp(-(m**2) / 4) + m * math.erf(m / 2)
+    expected = 2 * folded - 4 / np.sqrt(np.pi)
+    assert float(futures.energy_distance(x, y + m).mean()) == pytest.approx(expected, abs=0.02)
+    # The same distribution: 0 on average, because the estimate has no bias.
+    assert float(futures.energy_distance(x, z).mean()) == pytest.approx(0, abs=0.004)
+
+
+def test_each_draw_gets_its_own_horizon(futures: ModuleType) -> None:
+    states = np.arange(3)[:, None, None, None] + np.zeros((3, 2, 4, 2))
+    n = np.array([[1, 2, 3, 1], [3, 3, 2, 1]])
+    assert np.array_equal(np.asarray(futures.pick(states, n))[..., 0], n - 1)
