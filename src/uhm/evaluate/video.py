@@ -60,18 +60,27 @@ def save(frames: Iterable[Frame], path: Path, fps: int) -> Path:
         ffmpeg = importlib.import_module("imageio_ffmpeg")
     except ImportError:
         return _save_gif(frames, path.with_suffix(".gif"), fps)
-    path, writer = path.with_suffix(".mp4"), None
+    path, encoder = path.with_suffix(".mp4"), None
     try:
         for frame in frames:
-            if writer is None:
-                size = (frame.shape[1], frame.shape[0])
-                writer = ffmpeg.write_frames(str(path), size, fps=fps, macro_block_size=2, output_params=["-an"])
-                writer.send(None)
-            writer.send(np.ascontiguousarray(frame))
+            encoder = encoder or _encoder(ffmpeg.get_ffmpeg_exe(), path, frame.shape, fps)
+            assert encoder.stdin
+            encoder.stdin.write(np.ascontiguousarray(frame).tobytes())
     finally:
-        if writer is not None:
-            writer.close()
+        if encoder is not None:
+            encoder.communicate()
+    if encoder is None or encoder.returncode:
+        raise UhmError(f"cannot write {path}: the encoder failed.")
     return path
+
+
+def _encoder(ffmpeg: str, path: Path, shape: tuple[int, ...], fps: int) -> "subprocess.Popen[bytes]":
+    """An ffmpeg that takes raw frames. Not through `imageio_ffmpeg`, which forks: JAX warns of that, with reason."""
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{shape[1]}x{shape[0]}", "-r", str(fps), "-i", "-"]
+    # Players want an even number of pixels and this colour format.
+    target = ["-an", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-c:v", "libx264", str(path)]
+    command = [ffmpeg, "-y", "-loglevel", "error", *source, *target]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _save_gif(frames: Iterable[Frame], path: Path, fps: int) -> Path:
