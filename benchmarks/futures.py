@@ -1,6 +1,6 @@
 """How well models know the future of a policy: UHM's jump, a one-step model rolled out, and GHM's geometric marginal.
 
-    python benchmarks/futures.py [--steps 10000] [--policy-steps 3000] [--json FILE]
+    python benchmarks/futures.py [--steps 6000] [--policy-steps 3000] [--json FILE]
 
 The policy is fixed: an agent is trained on `rooms`, and its slow actor with the noise of target smoothing is the policy
 pi from then on. UHM, the one-step model of MBTD and GHM are then trained by their agents' own updates, all on the same
@@ -130,7 +130,7 @@ def pick(states: Any, n: np.ndarray) -> Array:
 
 
 def main(
-    steps: int = 10_000,
+    steps: int = 6_000,
     policy_steps: int = 3_000,
     longest: int = 16,
     pairs: int = 128,

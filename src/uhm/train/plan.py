@@ -123,7 +123,9 @@ def _intervals(steps: int, chunk: int, *, log: int | None, eval: int | None, che
         "eval_interval": max(min(100_000, tenth), log or 1) if eval is None else eval,
         "checkpoint_interval": max(min(50_000, tenth), log or 1) if checkpoint is None else checkpoint,
     }
-    log = min(chunk, *found.values()) if log is None else log
+    if log is None:
+        shortest = min(found.values())
+        log = shortest // -(-shortest // chunk)  # equal chunks, so that evaluations come at even steps
     for name, value in found.items():
         if value < log:
             raise UhmError(f"{name} is {value}, and must be at least log_interval ({log}), the length of a chunk.")
