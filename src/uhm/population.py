@@ -118,7 +118,7 @@ def _scan(
         key_sample, key_update = step_keys(pop.key, pop.step)
         new, metrics = jax.vmap(agent.update)(pop.state, hyper, batch_of(key_sample, batch), key_update)
         alive = pop.alive & healthy(metrics)
-        # Elementwise, and so fused with the optimiser: freezing costs nothing.
+        # Elementwise, so that it can fuse with the optimiser; on a CPU it still costs 5 to 10 % of a 4x512 step.
         state = jax.tree.map(lambda n, o: _choose(alive, n, o), new, pop.state)
         return Population(state, pop.key, alive, pop.step + 1), metrics
 
