@@ -353,6 +353,8 @@ def test_reward_and_flow_loss_by_hand():
     total, metrics = core.losses(params, HYPER, HAND, backup, tau, jnp.bool_(True), "mean")
     assert metrics["reward_loss"] == pytest.approx(16 / 2)
     assert metrics["model_loss"] == pytest.approx(expected)
+    heavy, _ = core.model_loss(model, replace(flag_weight=4.0), HAND, cast(Any, backup.flow), tau)
+    assert heavy == pytest.approx(np.mean([0.5**2, 4 * 0.5**2, 2.75**2, 4 * 4.0**2]))
     # The first row ended; x_1's flag is guessed as .5 + .5 * 1.5 = 1.25.
     assert metrics["flag_recall"] == 1.0
     parts = sum(float(metrics[f"{part}_loss"]) for part in ("critic", "actor", "reward", "model"))
@@ -413,7 +415,7 @@ def test_an_update_is_one_step_of_adam_on_each_networks_own_loss(name):
         return Networks(
             jax.grad(lambda net: core.critic_loss(net, first, result.y)[0])(params.critic),
             jax.grad(lambda net: core.actor_loss(net, params.critic, hyper, first, "mean")[0])(params.actor),
-            params.model and jax.grad(lambda net: core.model_loss(net, first, flow, tau)[0])(params.model),
+            params.model and jax.grad(lambda net: core.model_loss(net, hyper, first, flow, tau)[0])(params.model),
             params.reward and jax.grad(reward)(params.reward),
         )
 

@@ -3,7 +3,7 @@
     L_Q  = mean_i (Q_i(s, a) - y)^2                                      y is the one thing the methods differ in
     L_pi = alpha |mu(s) - a|^2 - c Q(s, mu(s)),   c = sg(1 / mean |Q|)   TD3+BC; c gives alpha a scale
     L_R  = (R(s, a) - r)^2                                               where the target asks for rewards
-    L_v  = |v(x_tau | s, a, n, tau) - (x_1 - x_0)|^2                     where there is a flow model
+    L_v  = |v(x_tau | s, a, n, tau) - (x_1 - x_0)|^2_w                   where there is a flow model; w weighs the flag
 
 A method says how it samples, which model it has, and how it backs up: `Backup` is the target y and, for the methods
 with a model, the flow's regression target. One Adam moves all networks by the sum of the losses; every loss sees the
@@ -16,11 +16,11 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from uhm import flow, horizons, nets
 from uhm.agents.base import Agent, Batch, Metrics, Spec, stop
+from uhm.agents.descent import State, descend, start
 from uhm.agents.horizon_model import THRESHOLD, HorizonModel
 from uhm.data.sampling import Sampler
 
@@ -70,6 +70,8 @@ class Hyper:
     """Behaviour mixing: how often the model's next action is the data's instead of the policy's."""
     terminal: Any = True
     """Handle terminal states; without it every value is bootstrapped, past the goal too."""
+    flag_weight: Any = 1.0
+    """Weight of the terminal flag in the model's loss, where every dimension of the state has 1."""
     normalise_q: Any = True
     """Divide Q by its mean magnitude in the actor's loss."""
     literal_mve: Any = False
@@ -95,13 +97,6 @@ class Networks(NamedTuple):
     actor: nets.Actor
     model: HorizonModel | None
     reward: nets.RewardNet | None
-
-
-class State(NamedTuple):
-    params: Networks
-    targets: Networks
-    adam: optax.OptState
-    step: Int[Array, ""]
 
 
 class FlowTarget(NamedTuple):
@@ -136,10 +131,7 @@ class Context(NamedTuple):
 
     def act(self, key: PRNGKeyArray, s: Float[Array, "*B S"]) -> Float[Array, "*B A"]:
         """pi(s): the slow actor with clipped noise (target smoothing)."""
-        mean = self.targets.actor(s)
-        clip = self.hyper.target_noise_clip
-        noise = jnp.clip(self.hyper.target_noise * jax.random.normal(key, mean.shape), -clip, clip)
-        return jnp.clip(mean + noise, -1.0, 1.0)
+        return smooth(key, self.targets.actor(s), self.hyper.target_noise, self.hyper.target_noise_clip)
 
     def value(self, s: Float[Array, "*B S"], a: Float[Array, "*B A"]) -> Float[Array, "*B"]:
         """The slow critics' value of (s, a), aggregated."""
@@ -169,11 +161,14 @@ def aggregate(values: Float[Array, "E *B"], how: str) -> Float[Array, "*B"]:
     return values.min(0) if how == "min" else values.mean(0)
 
 
+def smooth(key: PRNGKeyArray, action: Float[Array, "*B A"], noise: Any, clip: Any) -> Float[Array, "*B A"]:
+    """The action with clipped normal noise, in the box."""
+    return jnp.clip(action + jnp.clip(noise * jax.random.normal(key, action.shape), -clip, clip), -1.0, 1.0)
+
+
 def build(config: Config, spec: Spec, method: Method) -> Agent:
     """The agent of a method."""
     dtype = None if config.compute_dtype == "float32" else config.compute_dtype
-    # The learning rate is a hyperparameter and applied by hand: it may differ between members.
-    adam = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
 
     def init(key: PRNGKeyArray, hyper: Hyper) -> State:
         key_critic, key_actor, key_model, key_reward = jax.random.split(key, 4)
@@ -198,9 +193,7 @@ def build(config: Config, spec: Spec, method: Method) -> Agent:
             model=model,
             reward=nets.RewardNet(*sizes, key_reward, config.hidden, compute_dtype=dtype) if method.reward else None,
         )
-        # Copies, because donated buffers must not alias.
-        targets = jax.tree.map(jnp.copy, params._replace(reward=None))
-        return State(params, targets, adam.init(params), jnp.zeros((), jnp.int32))
+        return start(params, params._replace(reward=None))
 
     def update(state: State, hyper: Hyper, batch: Batch, key: PRNGKeyArray) -> tuple[State, Metrics]:
         key_backup, key_tau = jax.random.split(key)
@@ -215,16 +208,13 @@ def build(config: Config, spec: Spec, method: Method) -> Agent:
         def total(params: Networks) -> tuple[Float[Array, ""], Metrics]:
             return losses(params, hyper, method.first(batch), backup, tau, acts, config.q_agg)
 
-        gradients, metrics = jax.grad(total, has_aux=True)(state.params)
-        moves, optimiser = adam.update(gradients, state.adam)
-        params = jax.tree.map(lambda p, m: p - hyper.learning_rate * m, state.params, moves)
+        params, adam, metrics = descend(state, total, hyper.learning_rate)
         targets = nets.ema(state.targets, params._replace(reward=None), hyper.ema_rate)
-        norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradients)))
-        metrics |= {"lambda": lam, "k_max": cap.astype(float), "gradient_norm": norm}
+        metrics |= {"lambda": lam, "k_max": cap.astype(float)}
         if backup.generated is not None:
             outside = (backup.generated < spec.observation_low) | (backup.generated > spec.observation_high)
             metrics["outside_data"] = outside.mean()
-        return State(params, targets, optimiser, state.step + 1), metrics
+        return State(params, targets, adam, state.step + 1), metrics
 
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         return state.params.actor(observations)
@@ -251,7 +241,7 @@ def losses(
         metrics["reward_loss"] = jnp.square(params.reward(batch.observations, batch.actions) - batch.rewards).mean()
         loss += metrics["reward_loss"]
     if params.model is not None and backup.flow is not None:
-        model, recall = model_loss(params.model, batch, backup.flow, tau)
+        model, recall = model_loss(params.model, hyper, batch, backup.flow, tau)
         metrics |= {"model_loss": model, "flag_recall": recall}
         loss += model
     return loss, metrics
@@ -264,9 +254,12 @@ def critic_loss(critic: nets.Critic, batch: Any, y: Float[Array, " B"]) -> tuple
 
 
 def actor_loss(
-    actor: nets.Actor, critic: nets.Critic, hyper: Hyper, batch: Any, q_agg: str
+    actor: nets.Actor, critic: nets.Critic, hyper: Any, batch: Any, q_agg: str
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """L_pi and its cloning error, which is summed over action dimensions as |.|^2 says."""
+    """L_pi and its cloning error, which is summed over action dimensions as |.|^2 says.
+
+    Of `hyper`, `alpha` and `normalise_q` are read.
+    """
     action = actor(batch.observations)
     q = aggregate(critic(batch.observations, action), q_agg)
     scale = jnp.where(hyper.normalise_q, 1.0 / jnp.maximum(jnp.abs(stop(q)).mean(), 1e-6), 1.0)
@@ -275,7 +268,7 @@ def actor_loss(
 
 
 def model_loss(
-    model: HorizonModel, batch: Any, target: FlowTarget, tau: Float[Array, " B"]
+    model: HorizonModel, hyper: Hyper, batch: Any, target: FlowTarget, tau: Float[Array, " B"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """L_v, and how many of the ended futures the model would flag: x_1 is guessed from x_tau and the velocity there."""
     x = flow.path(target.x0, target.x1, tau)
@@ -284,4 +277,6 @@ def model_loss(
     ended = target.x1[:, -1] > THRESHOLD
     recall = (ended & (guess > THRESHOLD)).sum() / jnp.maximum(ended.sum(), 1)
     # Rows without an ended future say nothing: 1, so that a dip means a miss.
-    return jnp.square(velocity - (target.x1 - target.x0)).mean(), jnp.where(ended.any(), recall, 1.0)
+    squares = jnp.square(velocity - (target.x1 - target.x0))
+    weights = jnp.ones(squares.shape[-1]).at[-1].set(hyper.flag_weight)
+    return (squares * weights).mean(), jnp.where(ended.any(), recall, 1.0)

@@ -71,10 +71,20 @@ class Bench:
         device = jax.devices()[0]
         size = f"{setting.observation}+{setting.action} inputs, {'x'.join(map(str, setting.hidden))} networks"
         table = Table(
-            *("agent", "members", "ms/step", "ms/member-step", "compile, s", "GFLOP", "products alone, ms"),
-            "update : products",
-            title=f"{device.device_kind}: {size}, batch {setting.batch_size}, {setting.compute_dtype}",
+            title=f"{device.device_kind}: {size}, batch {setting.batch_size}, {setting.compute_dtype}", box=None
         )
+        table.add_column("agent", no_wrap=True)
+        # Two short lines each: a terminal of 80 columns must show every number.
+        for head in (
+            "\nmembers",
+            "ms per\nstep",
+            "per\nmember",
+            "compile\ns",
+            "\nGFLOP",
+            "products\nms",
+            "update :\nproducts",
+        ):
+            table.add_column(head, justify="right", no_wrap=True)
         for row in rows:
             table.add_row(
                 row.agent,
