@@ -1,11 +1,16 @@
-"""The agents by name. A name stands for a factory and the types of its configuration."""
+"""The agents by name. A name stands for a factory and the types of its configuration.
+
+`module:NAME` is an agent of the user's own: a Python module that offers `make`, `Config` and `Hyper`, looked for on the
+path and in the current directory. docs/own-agent.md has one in 40 lines.
+"""
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
 from uhm.agents.base import Agent, Spec, spec_of
-from uhm.errors import unknown
+from uhm.errors import UhmError, unknown
 
 __all__ = ["FAMILIES", "Agent", "Family", "Spec", "family", "spec_of"]
 
@@ -20,6 +25,7 @@ class Family(NamedTuple):
 
 
 _CORE = "uhm.agents.core"
+_OWN = "module:"
 # name -> module of the factory, module of Config and Hyper
 FAMILIES = {
     "uhm": ("uhm.agents.uhm", _CORE),
@@ -27,12 +33,37 @@ FAMILIES = {
     "mbtd": ("uhm.agents.mbtd", _CORE),
     "dtd": ("uhm.agents.dtd", _CORE),
     "rebrac-dagger": ("uhm.agents.rebrac_dagger", _CORE),
+    "iql": ("uhm.agents.iql", "uhm.agents.iql"),
+    "rebrac": ("uhm.agents.rebrac", "uhm.agents.rebrac"),
+    "fql": ("uhm.agents.fql", "uhm.agents.fql"),
+    "mopo": ("uhm.agents.mopo", "uhm.agents.mopo"),
+    "mobile": ("uhm.agents.mobile", "uhm.agents.mobile"),
+    "mac": ("uhm.agents.mac", "uhm.agents.mac"),
 }
 
 
 def family(name: str) -> Family:
     """The agents called `name`."""
+    if name.startswith(_OWN):
+        return _own(name)
     if name not in FAMILIES:
         raise unknown("agent", name, FAMILIES, f"Agents are: {', '.join(FAMILIES)}.")
     factory, types = (importlib.import_module(module) for module in FAMILIES[name])
     return Family(name, factory.make, types.Config, types.Hyper)
+
+
+def _own(name: str) -> Family:
+    """The agents of a user's module."""
+    module = name.removeprefix(_OWN)
+    if "" not in sys.path and "." not in sys.path:  # a console script does not look where the user stands
+        sys.path.append(".")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise  # it is there, and needs something that is not
+        raise UhmError(f"no Python module '{module}' here or on the path, which the agent '{name}' asks for.") from None
+    missing = [part for part in ("make", "Config", "Hyper") if not hasattr(found, part)]
+    if missing:
+        raise UhmError(f"the module '{module}' is no agent: it has no {' and no '.join(missing)}.")
+    return Family(name, found.make, found.Config, found.Hyper)

@@ -1,0 +1,49 @@
+"""The documentation's programs run, and what it promises of them is so."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from uhm.agents import family
+from uhm.errors import UhmError
+from uhm.runs.files import read_json
+from uhm.train import resume, train
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.fixture(autouse=True)
+def where_the_examples_are(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(DOCS / "examples")])
+
+
+def test_the_example_agent_learns_and_is_resumed(tmp_path):
+    text = (DOCS / "examples" / "bc.py").read_text()
+    assert sum(bool(line.strip()) for line in text.splitlines()) <= 40
+    data = {"data_dir": str(tmp_path / "data"), "eval_episodes": 2}
+    summary = train("module:bc", "rooms-task1", run=tmp_path / "bc", seeds=1, steps=60, log_interval=20, **data)
+    metrics = [line for line in (tmp_path / "bc" / "metrics.jsonl").read_text().splitlines()]
+    errors = [float(re.findall(r'"bc_error": \[([0-9.e-]+)\]', line)[0]) for line in metrics]
+    assert len(errors) == 3
+    assert errors[2] < errors[0]
+    assert np.isfinite(summary["members"][0]["score"])
+    assert resume(tmp_path / "bc") == read_json(tmp_path / "bc" / "summary.json")
+
+
+def test_a_module_that_is_no_agent_is_refused(tmp_path):
+    with pytest.raises(UhmError, match=r"no Python module 'nowhere' here or on the path"):
+        family("module:nowhere")
+    with pytest.raises(UhmError, match=r"'json' is no agent: it has no make and no Config and no Hyper"):
+        family("module:json")
+
+
+@pytest.mark.parametrize("page", ["concepts.md"])
+def test_code_blocks_run(page):
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    blocks = [block for block in blocks if "runs/" not in block]
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), {})
