@@ -23,6 +23,7 @@ LAYERS = (
     "evaluate",
     "runs",
     "train",
+    "imagine",
     "suites",
     "report",
     "bench",

@@ -4,6 +4,7 @@ Bad input ends in one line on standard error and exit status 2; Ctrl-C ends in s
 """
 
 import contextlib
+import importlib
 import io
 import itertools
 import sys
@@ -19,6 +20,9 @@ DESCRIPTION = "Offline reinforcement learning with universal horizon models."
 VERBS = {
     "train": "Train a population of agents: tasks x seeds x hyperparameters as one compiled program.",
     "eval": "Evaluate a run's policies and film them.",
+    "imagine": "Draw the futures that a run's model imagines, beside the true ones.",
+    "report": "Tables, figures and one page from runs, beside the paper's numbers.",
+    "suite": "Plan and run many populations, here or on a cluster; `uhm suite run paper` is the whole paper.",
     "data": "Get, make, check and look at data.",
     "bench": "Measure what one update of each agent costs on this machine.",
     "doctor": "Show versions, devices, rendering, data and network; warn about what would spoil results.",
@@ -81,27 +85,11 @@ def _one_line(box: str, verb: str) -> str:
 def _verb(arguments: list[str]) -> Any:
     """The dataclass of a verb; only its own module is imported, because some need JAX to know their flags."""
     name = arguments[0]
-    if name == "train":
-        from uhm.cli.train import verb
-
-        return verb(arguments[1:])
-    if name == "eval":
-        from uhm.cli.eval import Eval
-
-        return Eval
-    if name == "data":
-        from uhm.cli.data import Data
-
-        return Data
-    if name == "bench":
-        from uhm.cli.bench import Bench
-
-        return Bench
-    if name == "doctor":
-        from uhm.cli.doctor import Doctor
-
-        return Doctor
-    raise unknown("verb", name, VERBS, "`uhm --help` lists them.")
+    if name not in VERBS:
+        raise unknown("verb", name, VERBS, "`uhm --help` lists them.")
+    module = importlib.import_module(f"uhm.cli.{name}")
+    # Train's flags are those of the agent that the arguments name.
+    return module.verb(arguments[1:]) if name == "train" else getattr(module, name.capitalize())
 
 
 def _overview() -> str:

@@ -2,12 +2,13 @@
 
 import dataclasses
 import inspect
+import warnings
 from pathlib import Path
 from typing import Any
 
 from tyro.conf import Positional
 
-from uhm.agents import FAMILIES, family
+from uhm.agents import family
 from uhm.errors import UhmError, unknown
 
 
@@ -16,7 +17,7 @@ class Train:
     """Train a population of agents: tasks x seeds x hyperparameters as one compiled program."""
 
     agent: Positional[str] = "uhm"
-    """uhm, ghm, mbtd, dtd or rebrac-dagger."""
+    """uhm, ghm, mbtd, dtd, rebrac-dagger, iql, rebrac, fql, mopo, mobile, mac; or module:NAME for your own."""
     tasks: Positional[tuple[str, ...]] = ("rooms",)
     """An environment, or some of its tasks."""
     seeds: int | None = None
@@ -54,7 +55,7 @@ class Train:
         if self.resume is not None:
             self._refuse_beside_resume()
             train.resume(self.resume, show=True, sinks=self._sinks(self.resume, {}))
-            return 0
+            return _page(self.resume)
         names = [field.name for field in dataclasses.fields(Train)]
         common = {n: getattr(self, n) for n in names[2:] if n not in ("run", "resume", "tensorboard", "wandb")}
         common["data_dir"] = None if self.data_dir is None else str(self.data_dir)
@@ -63,7 +64,7 @@ class Train:
         plan = train.resolve(self.agent, self.tasks, **common, **settings)
         directory = self.run or train.default_directory(plan)
         train.start(plan, directory, show=True, sinks=self._sinks(directory, plan.to_json()))
-        return 0
+        return _page(directory)
 
     def _refuse_beside_resume(self) -> None:
         """A flag that would be ignored is a misunderstanding."""
@@ -80,11 +81,20 @@ class Train:
         return sinks + ([WandB(directory, config, self.wandb)] if self.wandb else [])
 
 
+def _page(directory: Path) -> int:
+    """Write the finished run's page; the run itself is safe whatever happens here."""
+    from uhm import report
+
+    try:
+        print(f"page: {report.write([directory], directory / 'report')}")
+    except (UhmError, OSError) as error:
+        warnings.warn(f"the run is complete, but its page could not be made: {error}", stacklevel=2)
+    return 0
+
+
 def verb(arguments: list[str]) -> type:
     """`Train` with the flags of the agent that the arguments name."""
     named = arguments[0] if arguments and not arguments[0].startswith("-") else "uhm"
-    if named not in FAMILIES:
-        raise unknown("agent", named, FAMILIES, f"Agents are: {', '.join(FAMILIES)}.")
     kind = family(named)
     fields: list[Any] = []
     for group, many in ((kind.Config, False), (kind.Hyper, True)):
@@ -116,7 +126,8 @@ def _attributes(kind: Any) -> str:
     """The fields' own docstrings, in the form that tyro reads from a class's docstring."""
     lines = ["Attributes:"]
     for group in (kind.Config, kind.Hyper, Train):  # the last one counts: both have `steps`
-        source = inspect.getsource(group).splitlines()
+        # A dataclass may inherit fields.
+        source = [line for c in group.__mro__[-2::-1] for line in inspect.getsource(c).splitlines()]
         for number, line in enumerate(source):
             name = line.strip().split(":")[0]
             if line.startswith("    ") and name.isidentifier() and number + 1 < len(source):

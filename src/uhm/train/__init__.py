@@ -87,4 +87,4 @@ def _show(plan: Plan, summary: dict[str, Any], line: str) -> None:
 
 def default_directory(plan: Plan) -> Path:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{plan.agent}-{plan.environment.name}-{stamp}"
+    return Path("runs") / f"{plan.agent.removeprefix('module:')}-{plan.environment.name}-{stamp}"

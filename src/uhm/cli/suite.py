@@ -1,0 +1,137 @@
+"""`uhm suite plan | run`."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from uhm.errors import UhmError
+
+if TYPE_CHECKING:
+    from uhm.suites.plan import Population
+
+
+@dataclass
+class _Common:
+    names: Positional[tuple[str, ...]] = ()
+    """standard, noisy, long-horizon, paper, pointmaze, or environments (default with --ablation: the paper's)."""
+    agents: tuple[str, ...] = ()
+    """Which agents, separated by commas or spaces (default: those that the paper reports on each suite)."""
+    ablation: str | None = None
+    """lambda-schedule, beta, q or terminal: populations of uhm with the paper's values of it."""
+    out: Path = Path("runs/suite")
+    """Where run directories are, one per population."""
+    seeds: int | None = None
+    """Number of seeds (default: the paper's)."""
+    steps: int | None = None
+    """Gradient steps (default: the paper's)."""
+    eval_interval: int | None = None
+    """Steps between evaluations (default: 100k, a tenth of a short run)."""
+    eval_episodes: int | None = None
+    """Episodes per member and evaluation (default: 50)."""
+    log_interval: int | None = None
+    """Steps between log lines; also the length of a compiled chunk."""
+    checkpoint_interval: int | None = None
+    """Steps between checkpoints."""
+    hidden: tuple[int, ...] = ()
+    """Widths of every network (default: the paper's)."""
+    batch_size: int | None = None
+    """Transitions per gradient step (default: the paper's)."""
+    data_dir: Path | None = None
+    """Where data live (default: $UHM_DATA_DIR, else ~/.ogbench/data)."""
+
+    def _populations(self) -> "list[Population]":
+        import jax
+
+        from uhm.suites.plan import populations
+
+        # Planning must not take a GPU's memory from those who train; workers choose their devices themselves.
+        jax.config.update("jax_platforms", "cpu")
+        for name in ("seeds", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UhmError(f"--{name} must be at least 1, not {value}.")
+        names = ("eval_interval", "eval_episodes", "log_interval", "checkpoint_interval", "hidden", "batch_size")
+        given = {name: getattr(self, name) for name in names}
+        given["data_dir"] = None if self.data_dir is None else str(self.data_dir)
+        agents = tuple(agent for words in self.agents for agent in words.split(",") if agent)
+        return populations(
+            self.names,
+            agents,
+            ablated=self.ablation,
+            out=self.out,
+            seeds=self.seeds,
+            steps=self.steps,
+            **{name: value for name, value in given.items() if value not in (None, ())},
+        )
+
+
+@dataclass
+class Plan(_Common):
+    """Show which populations a suite stands for, what is done and left, and about how long it takes."""
+
+    json: bool = False
+    """Print JSON for machines."""
+
+    def __call__(self) -> int:
+        from uhm.suites import overview
+
+        wanted = self._populations()
+        facts = overview.facts(wanted, self.out, self.names, self.ablation)
+        if self.json:
+            print(json.dumps(facts, indent=2))
+        else:
+            overview.show(facts)
+        return 0
+
+
+@dataclass
+class Run(_Common):
+    """Run the populations that are not done, go on with interrupted ones. Stop it at any time: it goes on."""
+
+    on: Literal["local", "ray"] = "local"
+    """Here, one population per GPU, or on a Ray cluster."""
+    address: str | None = None
+    """Of the Ray cluster (default: $RAY_ADDRESS, else the one that runs here, else a new one here)."""
+    device: Literal["auto", "gpu", "cpu"] = "auto"
+    """What a population runs on (default: GPUs where there are any)."""
+    retries: int = 5
+    """On Ray: how often a population whose process or node died is started again."""
+    make_data: bool = False
+    """Make missing data first, where OGBench's scripted oracles can."""
+
+    def __call__(self) -> int:
+        from rich.console import Console
+
+        from uhm.suites import data, runner
+
+        if self.on == "local" and self.address is not None:
+            raise UhmError("--address is for --on ray.")
+        wanted = self._populations()
+        _, left = runner.split(wanted)  # refuses what cannot be, before anything is made or started
+        data.provide(left, self.make_data)
+        console = Console(stderr=True)
+        rows = runner.run(wanted, self._executor() if left else None, console)
+        return runner.report(rows, Console())
+
+    def _executor(self) -> Any:
+        if self.on == "local":
+            from uhm.suites.local import Local, slots
+
+            return Local(slots(self.device))
+        from uhm.suites.cluster import OnRay, connect
+
+        return OnRay(connect(self.address), self.device, self.retries)
+
+
+@dataclass
+class Suite:
+    """Plan and run many populations, here or on a Ray cluster; `uhm suite run paper` is the whole paper."""
+
+    verb: Annotated[Plan, tyro.conf.subcommand("plan")] | Annotated[Run, tyro.conf.subcommand("run")]
+
+    def __call__(self) -> int:
+        return self.verb()

@@ -1,0 +1,59 @@
+"""Runs beside the paper: tables, figures and one page, from run directories alone.
+
+from uhm.report import write
+
+page = write(["runs"], "report")
+
+    OUT/report.html              everything, in one file
+    OUT/figures/NAME.png, .pdf   learning curves, the paper's ablations, update time, calibration
+    OUT/tables/results.csv       every cell with its intervals
+    OUT/tables/SUITE-LEVEL.md, .tex
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from uhm.report.tables import Table
+
+__all__ = ["Report", "make", "write"]
+
+
+class Report(NamedTuple):
+    """What was made: the page, and the tables in it."""
+
+    page: Path
+    tables: list[Table]
+
+
+def write(runs: Iterable[Path | str], out: Path | str) -> Path:
+    """Report on all runs at or below `runs` into the folder `out`, and return the page."""
+    return make(runs, out).page
+
+
+def make(runs: Iterable[Path | str], out: Path | str, progress: Callable[[str], None] = lambda _: None) -> Report:
+    """`write`, with its tables and a word about what it is doing."""
+    from uhm.report import charts, figures, page, tables, writers
+    from uhm.report.collect import collect
+    from uhm.runs.files import write_atomically, writing
+
+    out = Path(out)
+    progress("reading runs")
+    collected = collect(Path(run) for run in runs)
+    progress("statistics")
+    made = tables.tables(collected.members)
+    drawn, hints = charts.charts(*collected)
+    html = page.render(collected, made, drawn, hints)  # before anything is written
+    with writing(out):
+        for folder in ("tables", "figures"):
+            (out / folder).mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "tables" / "results.csv", writers.to_csv(made).encode())
+    for table in made:
+        for ending, text in (("md", writers.to_markdown(table)), ("tex", writers.to_latex(table))):
+            write_atomically(out / "tables" / f"{writers.stem(table)}.{ending}", text.encode())
+    for chart in drawn:
+        progress(f"drawing {chart.name}")
+        with writing(out / "figures"):
+            figures.draw(chart, out / "figures")
+    write_atomically(out / "report.html", html.encode())
+    return Report(out / "report.html", made)

@@ -1,0 +1,304 @@
+"""Runs as plain records: which agent, task, seed and setting each member was, and what its evaluations said.
+
+Only the files of a run directory are read, so a run may be finished, still training, or nothing but its config.json and
+summary.json. A member that two runs hold is taken from the run that got further, with a warning.
+"""
+
+import dataclasses
+import functools
+import itertools
+import os
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from uhm import presets, tasks
+from uhm.errors import UhmError
+from uhm.runs.files import JsonLines, read_json
+from uhm.tasks import Environment, Task
+
+Setting = tuple[tuple[str, Any], ...]  # what differs from the preset, sorted by name
+LAST = 3  # evaluations that the score is the mean of
+# How long training lasts is no setting of the method; too short is marked instead.
+_NO_SETTING = {"steps"}
+_CONFIG = {"agent", "tasks", "seeds", "steps", "hyper"}
+
+
+class Method(NamedTuple):
+    """An agent with a setting; an empty one is the paper's."""
+
+    agent: str
+    setting: Setting = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.agent} ({self.settings})" if self.setting else self.agent
+
+    @property
+    def settings(self) -> str:
+        return ", ".join(f"{name}={shown(value)}" for name, value in self.setting)
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One trained agent. Evaluations are success in percent by gradient step, in order."""
+
+    agent: str
+    task: Task
+    seed: int
+    hyper: dict[str, Any]
+    setting: Setting
+    evaluations: dict[int, float]
+    steps: int  # that were planned
+    finished: bool
+    diverged: bool
+    run: Path
+
+    @property
+    def method(self) -> Method:
+        return Method(self.agent, self.setting)
+
+    @property
+    def score(self) -> float:
+        """The reported number: the mean of the last three evaluations (paper, section 5.1)."""
+        last = list(self.evaluations.values())[-LAST:]
+        return sum(last) / len(last)
+
+    @property
+    def reached(self) -> int:
+        return max(self.evaluations, default=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run directory, without its members' numbers."""
+
+    directory: Path
+    agent: str
+    environment: Environment
+    tasks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    steps: int
+    reached: int
+    finished: bool
+    members: int
+    methods: tuple[Method, ...]
+    config: dict[str, Any]
+    seconds: float | None
+    update_seconds: float | None  # one gradient step of all members, without compiling
+    device: str | None
+    versions: dict[str, str | None]
+    sessions: list[dict[str, Any]]
+
+
+class Collected(NamedTuple):
+    runs: list[Run]
+    members: list[Member]
+
+
+def collect(paths: Iterable[Path]) -> Collected:
+    """All runs at or below `paths`. UhmError where there is none, or none that was evaluated."""
+    paths = list(paths)
+    if not paths:
+        raise UhmError("name at least one run directory, or a folder of them: `uhm report runs`.")
+    runs, members = [], []
+    for directory, asked in _directories(paths):
+        try:
+            run, own = _read(directory)
+        except (UhmError, KeyError, TypeError, ValueError, AttributeError) as error:
+            why = str(error) if isinstance(error, UhmError) else f"its files are damaged ({error!r})."
+            if asked:
+                raise UhmError(f"{directory} cannot be reported: {why}") from error
+            warnings.warn(f"{directory} is left out: {why}", stacklevel=2)
+            continue
+        runs.append(run)
+        members += own
+    if not runs:
+        raise UhmError(f"no run in {', '.join(map(str, paths))}: a run is a folder that `uhm train` made.")
+    members = _once(members)
+    if not members:
+        raise UhmError(f"nothing to report yet: no run in {', '.join(map(str, paths))} has been evaluated.")
+    return Collected(runs, members)
+
+
+def shown(value: Any) -> str:
+    """A value of a setting as people write it."""
+    if isinstance(value, float):
+        return f"{value:g}".replace("e-0", "e-")
+    return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _directories(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
+    """Every run directory once, and whether it was asked for by name. Nothing is looked for inside a run."""
+    found: dict[Path, tuple[Path, bool]] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise UhmError(f"no run directory {path}.")
+        for folder, below, files in os.walk(path):
+            directory = Path(folder)
+            if "config.json" in files and _is_run(directory / "config.json"):
+                asked = directory == path
+                found.setdefault(directory.resolve(), (directory, asked))
+                below.clear()
+            below[:] = sorted(name for name in below if not name.startswith("."))
+    return list(found.values())
+
+
+def _is_run(config: Path) -> bool:
+    """Whether a config.json is one of ours; a damaged one beside our other files is, so that it is not overlooked."""
+    try:
+        return set(read_json(config)) >= _CONFIG
+    except UhmError:
+        return (config.parent / "environment.json").exists()
+
+
+def _read(directory: Path) -> tuple[Run, list[Member]]:
+    config = read_json(directory / "config.json")
+    summary = read_json(directory / "summary.json") if (directory / "summary.json").exists() else None
+    about = read_json(directory / "environment.json") if (directory / "environment.json").exists() else {}
+    sessions = about.get("sessions", [])
+    wanted = [tasks.task(name) for name in config["tasks"]]
+    environment = wanted[0].environment
+    rows = summary["members"] if summary else _unfinished(directory, config)
+    members = [_member(directory, config, row, summary is not None) for row in rows]
+    reached = summary["steps"] if summary else max((member.reached for member in members), default=0)
+    seconds, update = _times(directory / "metrics.jsonl")
+    run = Run(
+        directory=directory,
+        agent=config["agent"],
+        environment=environment,
+        tasks=tuple(task.name for task in wanted),
+        seeds=tuple(config["seeds"]),
+        steps=config["steps"],
+        reached=reached,
+        finished=summary is not None,
+        members=len(members),
+        methods=tuple(dict.fromkeys(member.method for member in members)),
+        config={**config.get("config", {}), **config["hyper"], **config.get("axes", {})},
+        seconds=summary.get("wall_time") if summary else seconds,
+        update_seconds=update,
+        device=_device(summary, sessions),
+        versions=(summary or {}).get("versions") or (sessions[-1]["versions"] if sessions else {}),
+        sessions=sessions,
+    )
+    return run, [member for member in members if member.evaluations]
+
+
+def _member(directory: Path, config: dict[str, Any], row: dict[str, Any], finished: bool) -> Member:
+    task = tasks.task(row["task"])
+    return Member(
+        agent=config["agent"],
+        task=task,
+        seed=row["seed"],
+        hyper=row["hyper"],
+        setting=_setting(config, row["hyper"], task.environment),
+        # A score that was not a number was stored as null: that agent did not succeed.
+        evaluations={e["step"]: 100.0 * (e["success"] or 0.0) for e in row["evaluations"]},
+        steps=config["steps"],
+        finished=finished,
+        diverged=row.get("diverged", False),
+        run=directory,
+    )
+
+
+def _unfinished(directory: Path, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The members of a run without a summary, as the summary would list them."""
+    from uhm.population import grid
+
+    found: dict[tuple[int, int], list[float]] = {}
+    for episode in JsonLines(directory / "episodes.jsonl").read():
+        found.setdefault((episode["member"], episode["step"]), []).append(episode["success"])
+    rows = []
+    for index, member in enumerate(grid(config["tasks"], config["seeds"], config.get("axes", {}))):
+        # An evaluation with fewer episodes than planned is being written at this moment.
+        whole = {
+            step: values
+            for (i, step), values in sorted(found.items())
+            if i == index and len(values) >= config.get("eval_episodes", 1)
+        }
+        rows.append(
+            {
+                "task": member.task,
+                "seed": member.seed,
+                "hyper": {**config["hyper"], **dict(member.hyper)},
+                "evaluations": [{"step": step, "success": sum(v) / len(v)} for step, v in whole.items()],
+            }
+        )
+    return rows
+
+
+def _setting(config: dict[str, Any], hyper: dict[str, Any], environment: Environment) -> Setting:
+    """In what a member differs from the preset of its agent and environment."""
+    usual = _usual(config["agent"], environment)
+    own = {**config.get("config", {}), **hyper}
+    # A value that this version does not know, or the run's version did not, is the same for all.
+    differs = {n: v for n, v in own.items() if n in usual and n not in _NO_SETTING and _plain(v) != usual[n]}
+    differs |= {name: config[name] for name in ("dataset", "transitions") if config.get(name) is not None}
+    return tuple(sorted((name, _plain(value)) for name, value in differs.items()))
+
+
+@functools.cache
+def _usual(agent: str, environment: Environment) -> dict[str, Any]:
+    """All values of the preset, or those of the paper's tables where this version cannot train the agent."""
+    from uhm.train.plan import resolve
+
+    try:
+        plan = resolve(agent, environment.tasks[0])
+        found = {**plan.config, **plan.hyper}
+    except UhmError:
+        rows = presets.preset(agent, environment) if agent in presets.AGENTS else {}
+        found = {name: row.value for name, row in rows.items()}
+    return {name: _plain(value) for name, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _device(summary: dict[str, Any] | None, sessions: list[dict[str, Any]]) -> str | None:
+    """What the run ran on. A CPU's kind is just `cpu`, so its name is put in."""
+    hardware = sessions[-1].get("hardware", {}) if sessions else {}
+    kinds = [device["kind"] for device in hardware.get("devices", [])]
+    kind = kinds[0] if kinds else (summary or {}).get("device")
+    if kind == "cpu" and hardware.get("cpu"):
+        return f"{hardware['cpu']}, {hardware.get('cpus')} cores"
+    return kind
+
+
+_START = re.compile(rb'\{"step": (\d+), "seconds": ([0-9.e+-]+)[,}]')
+
+
+def _times(path: Path) -> tuple[float | None, float | None]:
+    """Seconds of training, and the median over log lines of seconds per gradient step.
+
+    The first line contains the compilation and does not count; after a resume another one does, which a median can
+    stand. Lines of a long run are megabytes of metrics, so only their start is read.
+    """
+    if not path.exists():
+        return None, None
+    with path.open("rb") as file:
+        lines = [(int(m[1]), float(m[2])) for m in map(_START.match, file) if m]
+    pairs = itertools.pairwise(lines)
+    rates = sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] > a[0])
+    return lines[-1][1] if lines else None, rates[len(rates) // 2] if rates else None
+
+
+def _once(members: list[Member]) -> list[Member]:
+    """Each (agent, task, seed, setting) once: the member that got further, the first of two equal ones."""
+    best: dict[tuple[Any, ...], Member] = {}
+    doubles: dict[tuple[Path, Path], int] = {}
+    for member in members:
+        key = (member.method, member.task, member.seed)
+        other = best.get(key)
+        if other is None:
+            best[key] = member
+            continue
+        kept, dropped = (member, other) if member.reached > other.reached else (other, member)
+        best[key] = kept
+        doubles[kept.run, dropped.run] = doubles.get((kept.run, dropped.run), 0) + 1
+    for (kept, dropped), count in doubles.items():
+        same = "the same agent, task, seed and setting"
+        warnings.warn(f"{kept} and {dropped} hold {same} {count}x; the first one's are used.", stacklevel=3)
+    return list(best.values())

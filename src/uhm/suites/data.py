@@ -1,0 +1,64 @@
+"""The data that populations need: which are missing, and what brings them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from uhm import tasks
+from uhm.data import collect
+from uhm.data.generate import make
+from uhm.data.source import data_directory, find
+from uhm.errors import UhmError
+from uhm.suites.plan import Population
+from uhm.tasks import Environment
+
+
+def missing(wanted: Sequence[Population]) -> list[tuple[Environment, Path]]:
+    """Each environment whose data are not there, with the directory where they were looked for."""
+    absent: dict[tuple[Environment, Path], None] = {}
+    for population in wanted:
+        plan = population.plan
+        directory = data_directory(plan.data_dir if plan else None)
+        try:
+            find(population.environment, directory, dataset=plan.dataset if plan else None)
+        except UhmError:
+            absent[population.environment, directory] = None
+    return list(absent)
+
+
+def provide(wanted: Sequence[Population], make_data: bool) -> None:
+    """Make what may be made, or say all that is missing in one line, before anything starts.
+
+    The embedded default's data take a second and are made unasked, here, where nobody else makes them meanwhile.
+    """
+    absent = missing(wanted)
+    for environment, directory in absent:
+        if environment is tasks.ROOMS:
+            make(environment, directory, progress=False)
+    absent = [(environment, directory) for environment, directory in absent if environment is not tasks.ROOMS]
+    impossible = [pair for pair in absent if not _makeable(pair[0])]
+    if absent and (impossible or not make_data):
+        raise UhmError(_commands(absent, impossible, make_data))
+    for environment, directory in absent:
+        make(environment, directory)
+
+
+def _commands(
+    absent: Sequence[tuple[Environment, Path]], impossible: Sequence[tuple[Environment, Path]], make_data: bool
+) -> str:
+    possible = [environment.name for environment, _ in absent if _makeable(environment)]
+    official = [environment.name for environment, _ in impossible]
+    where = ", ".join(dict.fromkeys(str(directory) for _, directory in absent))
+    ways = []
+    if possible and not make_data:
+        ways.append(f"`uhm data make {' '.join(possible)}` (or give --make-data)")
+    if official:
+        ways.append(f"`uhm data get {' '.join(official)}` (no scripted expert makes these)")
+    names = official if make_data else [environment.name for environment, _ in absent]
+    return f"nothing was started: no data in {where} for {', '.join(names)}. First run {' and '.join(ways)}."
+
+
+def _makeable(environment: Environment) -> bool:
+    try:
+        return environment is tasks.ROOMS or not collect.recipe(environment).needs_expert
+    except UhmError:
+        return False

@@ -1,0 +1,210 @@
+"""How long populations take, from measured speed only.
+
+The best that is known counts: runs of the same agent in the output directory on this device; a measurement that comes
+with the package (`speed.csv`, each with its source); else one of these scaled to another population size or agent, and
+marked so. Where nothing is known the answer is None: no number is made up. Hours are those of training. Evaluation runs
+beside it on the CPU cores, and lasts longer than training where cores are few.
+"""
+
+import csv
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from uhm import horizons
+from uhm.errors import UhmError
+from uhm.runs.files import read_json
+from uhm.suites.plan import Population
+from uhm.suites.status import tail
+from uhm.train.plan import Plan
+
+# The networks and the batch that everything in speed.csv was measured with.
+_PAPER = ((512, 512, 512, 512), 256)
+# Only these roll out k_max steps; what the others cost does not depend on it.
+_PAYS_FOR_HORIZON = ("dtd", "mbtd")
+
+
+class Speed(NamedTuple):
+    """Milliseconds a gradient step of a whole population, on which device, and how that is known."""
+
+    milliseconds: float
+    device: str
+    basis: Literal["measured", "scaled"]
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One measured speed."""
+
+    agent: str
+    device: str
+    members: int
+    k_max: int
+    size: tuple[tuple[int, ...], int]  # of the networks and the batch
+    milliseconds: float
+    environment: str
+    source: str
+
+
+class Devices(NamedTuple):
+    """What JAX sees on this machine."""
+
+    platform: str
+    kind: str
+    number: int
+
+
+@functools.cache
+def devices() -> Devices:
+    """Asked in another process, for the one that asks holds on to the device's memory."""
+    code = "import jax, json; d = jax.local_devices(); print(json.dumps([d[0].platform, d[0].device_kind, len(d)]))"
+    quiet = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | quiet, check=False
+    )
+    if child.returncode:
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UhmError(f"JAX finds no device: {last}")
+    return Devices(*json.loads(child.stdout.splitlines()[-1]))
+
+
+def speed(population: Population, runs: Sequence[Measured], here: str) -> Speed | None:
+    """Of one population on this machine's device `here`; None if nothing is known."""
+    plan = population.plan
+    if plan is None:
+        return None
+    agent, members, k_max, size = population.agent, population.members, _k_max(plan), _size(plan)
+    alike = [m for m in runs if m.agent == agent and m.size == size and _same_horizon(m, agent, k_max)]
+    # On a machine without a GPU people plan for those that have one.
+    on_device = [m for m in alike if m.device == here] or ([m for m in alike if m.device != "cpu"] * (here == "cpu"))
+    for fits in (lambda m: m.environment == population.environment.name, lambda _: True):
+        same = [m for m in on_device if m.members == members and fits(m)]
+        if same:
+            value = statistics.median(m.milliseconds for m in same)
+            return Speed(value, same[0].device, "measured", f"measured: {same[0].source}")
+    if size != _PAPER:
+        return None
+    package = [m for m in _package() if m.agent == agent and _same_horizon(m, agent, k_max)]
+    # How time grows with size was measured on a GPU, so what a CPU took says nothing about other sizes.
+    known = [m for m in on_device if m.device != "cpu"] or package
+    if known:
+        return _scaled(known, members)
+    ratio = _relative().get(agent)
+    if ratio is None or (agent in _PAYS_FOR_HORIZON and k_max != ratio.k_max):
+        return None
+    base = _scaled([m for m in _package() if m.agent == "uhm"], members)
+    source = f"scaled: {ratio.milliseconds} x uhm ({ratio.source.removeprefix('measured: ')}); uhm {base.source}"
+    return Speed(base.milliseconds * ratio.milliseconds, base.device, "scaled", source)
+
+
+def hours(population: Population, at: Speed | None, step: int = 0) -> float | None:
+    """What is left of a population that is at `step`."""
+    return None if at is None else (population.steps - step) * at.milliseconds / 3.6e6
+
+
+def runs_in(out: Path) -> list[Measured]:
+    """What the runs in `out` took, without their compilation."""
+    found = [_measure(path.parent) for path in sorted(out.glob("*/metrics.jsonl"))]
+    return [one for one in found if one is not None]
+
+
+def _measure(directory: Path) -> Measured | None:
+    try:
+        plan = Plan.from_json(read_json(directory / "config.json"))
+        session = read_json(directory / "environment.json")["sessions"][-1]
+        lines = tail(directory / "metrics.jsonl", 1 << 20)
+        # The median over chunks, for the first chunk of each session compiles.
+        pace = [(b["seconds"] - a["seconds"]) / (b["step"] - a["step"]) for a, b in itertools.pairwise(lines)]
+        if not pace:
+            return None
+        kind = session["hardware"]["devices"][0]["kind"]
+        size, milliseconds = _size(plan), 1000 * statistics.median(pace)
+        name = plan.environment.name
+        return Measured(
+            plan.agent, kind, len(plan.members()), _k_max(plan), size, milliseconds, name, f"{directory} on {kind}"
+        )
+    except (UhmError, OSError, ValueError, KeyError, IndexError, TypeError, ZeroDivisionError):
+        return None  # what is not such a run has nothing to say here; `status` tells what is wrong with it
+
+
+def _scaled(known: Sequence[Measured], members: int) -> Speed:
+    """From the measurement of the nearest population size, along the curve of speed against size."""
+    near = min(known, key=lambda m: abs(np.log(m.members / members)))
+    if near.members == members:
+        return Speed(near.milliseconds, near.device, "measured", f"measured: {near.source.removeprefix('measured: ')}")
+    factor = float(_curve(members) / _curve(near.members))
+    source = f"scaled: {near.milliseconds:.3g} ms for {near.members} members ({near.source.removeprefix('measured: ')})"
+    return Speed(
+        near.milliseconds * factor, near.device, "scaled", f"{source} x {factor:.2f} along the prototype's curve"
+    )
+
+
+def _curve(members: int) -> float:
+    """The prototype's milliseconds a step, straight between measured sizes and proportional beyond the largest."""
+    points = sorted((int(row["members"]), float(row["value"])) for row in _rows() if row["program"] == "prototype")
+    sizes, times = zip(*points, strict=True)
+    if members > sizes[-1]:
+        return times[-1] * members / sizes[-1]
+    return float(np.interp(members, sizes, times))
+
+
+@functools.cache
+def _rows() -> tuple[dict[str, str], ...]:
+    text = resources.files("uhm").joinpath("suites", "speed.csv").read_text()
+    return tuple(csv.DictReader(text.splitlines()))
+
+
+def _package() -> list[Measured]:
+    return [_of(row) for row in _rows() if row["quantity"] == "ms_per_step" and row["program"] != "prototype"]
+
+
+def _relative() -> dict[str, Measured]:
+    """Cost relative to uhm's; `milliseconds` is the ratio."""
+    return {row["agent"]: _of(row) for row in _rows() if row["quantity"] == "relative"}
+
+
+def _of(row: dict[str, str]) -> Measured:
+    numbers = (int(row["members"]), int(row["k_max"]), _PAPER, float(row["value"]))
+    return Measured(row["agent"], row["device"], *numbers, "", row["source"])
+
+
+def _same_horizon(one: Measured, agent: str, k_max: int) -> bool:
+    return agent not in _PAYS_FOR_HORIZON or one.k_max == k_max
+
+
+def _size(plan: Plan) -> tuple[tuple[int, ...], int]:
+    return tuple(plan.config["hidden"]), int(plan.config["batch_size"])
+
+
+def _k_max(plan: Plan) -> int:
+    """As `plan.k_max()`, for a hundred plans at once."""
+    if "lambda_f" not in plan.hyper:
+        return 1
+    names = ("lambda_f", "discount", "q")
+    values = [plan.axes.get(name, [plan.hyper[name]]) for name in names]
+    return max(_cap(*(float(value) for value in combination)) for combination in itertools.product(*values))
+
+
+@functools.cache
+def _cap(lambda_f: float, discount: float, q: float) -> int:
+    return int(horizons.k_max(lambda_f, discount, q))
+
+
+def estimate(population: Population, at: Speed | None, step: int) -> dict[str, Any]:
+    """As the plan's JSON has it."""
+    total, left = hours(population, at), hours(population, at, step)
+    if at is None:
+        return {"hours": None, "hours_left": None, "device": None, "basis": "unknown", "source": None}
+    return {"hours": total, "hours_left": left, "device": at.device, "basis": at.basis, "source": at.source}

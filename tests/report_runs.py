@@ -1,0 +1,79 @@
+"""Run directories with numbers that the tests choose, as `uhm train` would leave them."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from uhm.train import Plan, resolve
+
+# (task's index, seed, evaluation's place from 0, value of the member's axes) -> success in [0, 1]
+Success = Callable[[int, int, int, dict[str, Any]], float]
+SESSION = {
+    "started": "2026-01-02T03:04:05+00:00",
+    "command": ["/somewhere/bin/uhm", "train", "--note", "<b>&"],
+    "versions": {"python": "3.11.7", "uhm": "0.1.0", "jax": "0.10.2", "mujoco": None},
+    "source": {"revision": "0123456789abcdef0123", "dirty": True},
+    "hardware": {"cpu": "A Processor", "cpus": 2, "devices": [{"platform": "cpu", "kind": "cpu"}]},
+    "variables": {},
+}
+
+
+def fake_run(
+    folder: Path,
+    agent: str,
+    what: str | Sequence[str],
+    success: Success,
+    *,
+    evaluations: int = 10,
+    finished: bool = True,
+    diverged: Sequence[int] = (),
+    milliseconds: float | None = None,
+    session: bool = False,
+    **settings: Any,
+) -> Path:
+    """A run of `agent`; `evaluations` of the ten that the plan asks for were made."""
+    plan = resolve(agent, what, **settings)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(plan.to_json()))
+    interval = plan.steps // 10
+    curves = [
+        [success(int(m.task[-1]), m.seed, place, dict(m.hyper)) for place in range(evaluations)] for m in plan.members()
+    ]
+    if finished:
+        (folder / "summary.json").write_text(json.dumps(_summary(plan, curves, interval, diverged)))
+    else:
+        _episodes(folder, plan, curves, interval)
+    if milliseconds is not None:
+        # The first line has a minute of compiling in it.
+        lines = [{"step": s, "seconds": 60 + s * milliseconds / 1000, "loss": [0.5]} for s in range(100, 1100, 100)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if session:
+        (folder / "environment.json").write_text(json.dumps({"format": 1, "sessions": [SESSION]}))
+    return folder
+
+
+def _summary(plan: Plan, curves: list[list[float]], interval: int, diverged: Sequence[int]) -> dict[str, Any]:
+    members = [
+        {
+            "agent": plan.agent,
+            "task": member.task,
+            "seed": member.seed,
+            "hyper": {**plan.hyper, **dict(member.hyper)},
+            "evaluations": [{"step": (i + 1) * interval, "success": value} for i, value in enumerate(curve)],
+            "diverged": index in diverged,
+        }
+        for index, (member, curve) in enumerate(zip(plan.members(), curves, strict=True))
+    ]
+    return {"steps": plan.steps, "wall_time": 120.0, "device": "cpu", "versions": {}, "members": members}
+
+
+def _episodes(folder: Path, plan: Plan, curves: list[list[float]], interval: int) -> None:
+    """Successes first, then failures, in the planned number of episodes."""
+    with (folder / "episodes.jsonl").open("w") as file:
+        for index, (member, curve) in enumerate(zip(plan.members(), curves, strict=True)):
+            for place, value in enumerate(curve):
+                for episode in range(plan.eval_episodes):
+                    line = {"member": index, "task": member.task, "seed": member.seed, "step": (place + 1) * interval}
+                    done = float(episode < round(value * plan.eval_episodes))
+                    file.write(json.dumps({**line, "episode": episode, "success": done}) + "\n")
