@@ -28,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from jaxtyping import Array, Float, Int
 from rich.console import Console
 from rich.table import Table
 
@@ -38,23 +37,15 @@ from uhm.agents.core import Context
 from uhm.data.dataset import Dataset
 from uhm.envs import rooms
 from uhm.errors import UhmError
+from uhm.imagine.distance import energy_distance, pick
+from uhm.imagine.models import jump, roll
+from uhm.imagine.simulators import Rooms, monte_carlo
 from uhm.runs.environment import session
 from uhm.train.loop import data_of
 
 CHUNK = 500
 TAIL = 1e-4  # of the geometric distribution that the truth for GHM may leave out
 NAMES = {"uhm": "UHM", "mbtd": "one-step, rolled out", "ghm": "GHM"}
-
-
-def energy_distance(x: Float[Array, "*k n d"], y: Float[Array, "*k m d"]) -> Float[Array, "*k"]:
-    """Between the distributions that x and y are samples of; without bias, so it may be a little below 0."""
-
-    def mean(a: Array, b: Array) -> Array:
-        return jnp.linalg.norm(a[..., :, None, :] - b[..., None, :, :], axis=-1).mean((-1, -2))
-
-    # A sample's distance to itself is no draw of |X - X'|.
-    n, m = x.shape[-2], y.shape[-2]
-    return 2 * mean(x, y) - n / (n - 1) * mean(x, x) - m / (m - 1) * mean(y, y)
 
 
 def learn(name: str, plan: Any, data: Dataset, k: int, steps: int, actor: Any = None, **changes: Any) -> Any:
@@ -81,52 +72,6 @@ def learn(name: str, plan: Any, data: Dataset, k: int, steps: int, actor: Any = 
     if not bool(pop.alive[0]):
         raise UhmError(f"{name} diverged.")
     return jax.tree.map(lambda x: x[0], pop.state)
-
-
-class Futures:
-    """Samples of the future of `starts` = (s, a), by Monte Carlo and by models; all are [pairs, draws, 2] for one n."""
-
-    def __init__(self, actor: Any, hyper: Any, goal: np.ndarray, s: Array, a: Array, draws: int):
-        self._policy = Context(actor, None, hyper, jnp.zeros(()), jnp.ones((), jnp.int32), "mean")
-        self._goal = goal
-        repeat = lambda x: jnp.repeat(x[:, None], draws, 1)  # noqa: E731
-        self.s, self.a = repeat(s), repeat(a)
-        self._act = jax.jit(self._policy.act)
-
-    def monte_carlo(self, seed: int, steps: int) -> Float[np.ndarray, "steps pairs draws 2"]:
-        """The states after 1 .. `steps` steps."""
-        s, a = np.asarray(self.s, np.float64), np.asarray(self.a)
-        ended, states = np.zeros(s.shape[:-1], bool), []
-        for key in jax.random.split(jax.random.key(seed), steps):
-            after = np.where(ended[..., None], s, rooms.move(s, a))
-            ended = ended | rooms.at_goal(s, self._goal)
-            s = after
-            states.append(s)
-            a = np.asarray(self._act(key, jnp.asarray(s, jnp.float32)))
-        return np.stack(states)
-
-    def jump(self, model: Any, key: Array, n: Int[Array, "*steps"]) -> Array:
-        """What UHM says of each horizon."""
-        return jax.jit(jax.vmap(lambda k, n: model.sample(k, self.s, self.a, n)[0]))(jax.random.split(key, len(n)), n)
-
-    def roll(self, model: Any, key: Array, steps: int) -> Array:
-        """The states after 1 .. `steps` steps of the one-step model under the policy."""
-
-        def step(carry: tuple[Array, ...], key: Array) -> tuple[tuple[Array, ...], Array]:
-            s, a, ended = carry
-            key_model, key_act = jax.random.split(key)
-            after, flagged = model.sample(key_model, s, a)
-            after = jnp.where(ended[..., None], s, after)
-            return (after, self._policy.act(key_act, after), ended | flagged), after
-
-        start = (self.s, self.a, jnp.zeros(self.s.shape[:-1], bool))
-        return jax.jit(lambda key: jax.lax.scan(step, start, jax.random.split(key, steps))[1])(key)
-
-
-def pick(states: Any, n: np.ndarray) -> Array:
-    """Of states [steps, pairs, draws, 2] each draw's own horizon."""
-    index = np.ogrid[tuple(slice(size) for size in n.shape)]
-    return jnp.asarray(np.asarray(states)[(n - 1, *index)])
 
 
 def main(
@@ -161,16 +106,16 @@ def main(
     rows = np.random.default_rng(seed).choice(rows, pairs, replace=False)
     goal = rooms.GOALS[int(task.rsplit("task")[-1]) - 1]
     hyper = dataclasses.replace(family("uhm").Hyper(**plan.hyper), **alone)
-    futures = Futures(
-        learned.targets, hyper, goal, jnp.asarray(data.observations)[rows], jnp.asarray(data.actions)[rows], draws
-    )
+    policy = Context(learned.targets, None, hyper, jnp.zeros(()), jnp.ones((), jnp.int32), "mean").act
+    s, a = (jnp.repeat(jnp.asarray(x)[rows, None], draws, 1) for x in (data.observations, data.actions))
+    world, act, at = Rooms(goal), jax.jit(policy), np.asarray(s, np.float64)
     rate = lam * discount
     tail = math.ceil(math.log(TAIL) / math.log(rate))
-    truth, again = futures.monte_carlo(seed, tail), futures.monte_carlo(seed + 1, longest)
+    truth, again = (monte_carlo(world, act, seed + i, at, a, steps) for i, steps in enumerate((tail, longest)))
     keys = jax.random.split(jax.random.key(seed + 2), 3)
-    jumped = futures.jump(models["uhm"], keys[0], jnp.arange(1, longest + 1))
-    rolled = futures.roll(models["mbtd"], keys[1], longest)
-    marginal = futures.jump(models["ghm"], keys[2], jnp.ones(1, jnp.int32))[0]
+    jumped = jump(models["uhm"], keys[0], s, a, jnp.arange(1, longest + 1))
+    rolled = roll(models["mbtd"], policy, keys[1], s, a, longest)
+    marginal = jump(models["ghm"], keys[2], s, a, jnp.ones(1, jnp.int32))[0]
 
     distance = jax.jit(lambda x, y: energy_distance(x, y).mean() / rooms.STEP)
     short = jnp.asarray(truth[:longest], jnp.float32)
