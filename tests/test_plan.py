@@ -30,13 +30,16 @@ def test_every_agent_has_a_plan_for_every_environment(agent, environment):
         ("uhm", "antmaze-large-navigate-task2", {"q_agg": "min", "discount": 0.999}),
         ("uhm", "puzzle-4x5-play", {"lambda_f": 0.9, "steps": 2_000_000, "seeds": 3}),
         ("dtd", "antmaze-large-explore", {"alpha": 0.003}),
+        ("iql", "antsoccer-arena-navigate", {"alpha": 1, "discount": 0.995, "expectile": 0.9, "advantage_clip": 100}),
+        ("rebrac", "scene-play", {"alpha": 0.1, "alpha_critic": 0.01, "actor_period": 2, "q_agg": "min"}),
+        ("fql", "antmaze-giant-navigate", {"alpha": 10, "q_agg": "min", "flow_steps": 10, "ode": "euler"}),
     ],
 )
 def test_presets_are_applied(agent, what, expected):
     plan = resolve(agent, what)
-    found = {**plan.config, **plan.hyper, "seeds": len(plan.seeds)}
+    found = {"steps": plan.steps, **plan.config, **plan.hyper, "seeds": len(plan.seeds)}
     assert {name: found[name] for name in expected} == expected
-    assert plan.hyper["steps"] == plan.steps
+    assert plan.hyper.get("steps", plan.steps) == plan.steps  # only an agent with a schedule asks for it
 
 
 def test_the_caller_overrides_presets():
@@ -165,12 +168,30 @@ def test_impossible_values_are_refused_in_one_line(settings, message):
     assert "\n" not in str(error.value)
 
 
-def test_every_hyperparameter_that_is_a_number_has_a_range():
-    plan = resolve()
+@pytest.mark.parametrize("agent", FAMILIES)
+def test_every_hyperparameter_has_a_range(agent):
+    plan = resolve(agent)
     for field in dataclasses.fields(plan.family.Hyper):
-        settings: dict[str, Any] = {field.name: -1}
+        settings: dict[str, Any] = {field.name: -1 if field.name == "steps" else math.nan}
         with pytest.raises(UhmError, match=f"^{field.name} is "):
-            resolve(**settings)
+            resolve(agent, **settings)
+
+
+@pytest.mark.parametrize(
+    ("agent", "settings", "message"),
+    [
+        ("iql", {"expectile": 1}, r"expectile is 1, and must be in \(0, 1\)"),
+        ("iql", {"expectile": [0.9, 0]}, "expectile is 0"),
+        ("iql", {"advantage_clip": 0}, "advantage_clip is 0"),
+        ("iql", {"q_agg": "min"}, "iql has no such hyperparameter"),
+        ("rebrac", {"alpha_critic": -1}, "alpha_critic is -1"),
+        ("fql", {"ode": "rk4"}, "ode is 'rk4', and must be one of: midpoint, euler"),
+        ("fql", {"flow_steps": 0}, "flow_steps is 0"),
+    ],
+)
+def test_impossible_values_of_other_agents(agent, settings, message):
+    with pytest.raises(UhmError, match=message):
+        resolve(agent, **settings)
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,11 @@ def test_help_explains_every_field(agent, capsys):
     for field in (*dataclasses.fields(kind.Config), *dataclasses.fields(kind.Hyper)):
         # A flag, its type in any notation, and at least the beginning of a sentence about it.
         assert re.search(rf" --{field.name.replace('_', '-')} [^ ].* [A-Za-z]", text), field.name
-    assert "Weight of behaviour cloning in the actor's loss." in text
-    assert "How the two critics are combined" in text
+    known = {
+        "alpha": "|".join(("Weight of behaviour cloning", "Inverse temperature", "Weight of imitating the flow")),
+        "q_agg": "How the two critics are combined",
+        "batch_size": "Transitions per gradient step",
+    }
+    for field in (*dataclasses.fields(kind.Config), *dataclasses.fields(kind.Hyper)):
+        assert re.search(known.get(field.name, ""), text), field.name
     assert "--steps {None}|INT Gradient steps (default: the paper's)." in text

@@ -137,19 +137,19 @@ def _one_size(
     return rows
 
 
+def _having(kind: type, values: dict[str, Any]) -> Any:
+    """A dataclass made of those values that it has a field for."""
+    return kind(**{field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values})
+
+
 class Subject:
     """An agent's population, compiled and ready to be timed chunk by chunk."""
 
     def __init__(self, agent: str, members: int, setting: Setting, chunk: int):
         data, kind = random_data(setting), family(agent)
-        made = kind.make(
-            kind.Config(
-                hidden=setting.hidden, batch_size=setting.batch_size, compute_dtype=setting.compute_dtype, q_agg="mean"
-            ),
-            spec_of(data, setting.k_max),
-        )
+        made = kind.make(_having(kind.Config, dataclasses.asdict(setting)), spec_of(data, setting.k_max))
         who = population.grid(data.names, range(members), {})[:members]
-        hyper = population.stack_hyper(kind.Hyper(schedule=False), who)
+        hyper = population.stack_hyper(_having(kind.Hyper, {"schedule": False}), who)
         data = data.with_task(np.zeros(members, np.int32))
         self.agent, self.chunk = agent, chunk
         self._state = population.init(made, who, hyper)

@@ -1,8 +1,10 @@
 """Runs beside the paper: tables, figures and one page, from run directories alone.
 
+```python
 from uhm.report import write
 
 page = write(["runs"], "report")
+```
 
     OUT/report.html              everything, in one file
     OUT/figures/NAME.png, .pdf   learning curves, the paper's ablations, update time, calibration

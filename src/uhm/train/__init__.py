@@ -1,8 +1,10 @@
 """Train a population and keep everything needed to go on, to look and to compare.
 
+```python
 from uhm.train import train
 
 summary = train("uhm", "rooms", seeds=3)
+```
 """
 
 import datetime

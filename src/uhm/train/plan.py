@@ -67,7 +67,7 @@ class Plan:
             raise UhmError(f"the run's config has other fields than this version's: {sorted(set(data) ^ fields)}.")
         values = dict(data)
         values |= {name: tuple(values[name]) for name in ("tasks", "seeds")}
-        values["config"] = {**values["config"], "hidden": tuple(values["config"]["hidden"])}
+        values["config"] = {n: tuple(v) if isinstance(v, list) else v for n, v in values["config"].items()}
         return cls(**values)
 
 
@@ -97,7 +97,8 @@ def resolve(
     if rest.get("data_dir") is not None:  # absolute, because a run may be resumed from elsewhere
         rest["data_dir"] = str(Path(rest["data_dir"]).expanduser().absolute())
     config, hyper, axes = _values(kind, environment, settings)
-    hyper["steps"] = steps
+    if "steps" in hyper:  # for an agent with a schedule
+        hyper["steps"] = steps
     plan = Plan(
         agent=agent,
         tasks=tuple(task.name for task in wanted),
@@ -159,7 +160,8 @@ def _values(kind: Family, environment: Environment, given: dict[str, Any]) -> tu
     """Config, hyper and axes: defaults, then the paper's preset, then what the caller gave."""
     configs: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(kind.Config)}
     hypers: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(kind.Hyper)}
-    for name, setting in presets.preset(kind.name, environment).items():
+    paper = presets.preset(kind.name, environment) if kind.name in presets.AGENTS else {}
+    for name, setting in paper.items():
         (configs if name in configs else hypers)[name] = setting.value
     axes: dict[str, list[Any]] = {}
     for name, value in given.items():
@@ -174,8 +176,9 @@ def _values(kind: Family, environment: Environment, given: dict[str, Any]) -> tu
         if len(values) > 1:
             axes[name] = values
         (configs if name in configs else hypers)[name] = values[0]
-    hidden = configs["hidden"]
-    configs["hidden"] = tuple(hidden) if isinstance(hidden, list | tuple) else (hidden,)
+    if "hidden" in configs:
+        hidden = configs["hidden"]
+        configs["hidden"] = tuple(hidden) if isinstance(hidden, list | tuple) else (hidden,)
     for name, value in configs.items():
         _check_config(kind, name, value)
     flags = {field.name for field in dataclasses.fields(kind.Hyper) if isinstance(field.default, bool)}
@@ -191,11 +194,14 @@ def _check_config(kind: Family, name: str, value: Any) -> None:
             raise UhmError("hidden is empty, and must be widths of at least 1.")
         for width in value:
             _at_least(name, width, 1)
-    if name in ("batch_size", "flow_steps"):
+    wanted = {field.name: field.type for field in dataclasses.fields(kind.Config)}[name]
+    if wanted is int:
         _at_least(name, value, 1)
-    if kind.Config.__annotations__.get(name) is bool and not isinstance(value, bool):
+    if wanted is float:
+        _check_hyper(name, value, False)
+    if wanted is bool and not isinstance(value, bool):
         raise UhmError(f"{name} is {value!r}, and must be True or False.")
-    choices = getattr(kind.Config.__annotations__.get(name), "__args__", ())
+    choices = getattr(wanted, "__args__", ())
     if choices and all(isinstance(choice, str) for choice in choices) and value not in choices:
         raise UhmError(f"{name} is '{value}', and must be one of: {', '.join(choices)}.")
 
@@ -203,15 +209,23 @@ def _check_config(kind: Family, name: str, value: Any) -> None:
 # (lowest, highest, whether the ends themselves are allowed)
 _RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "alpha": (0, math.inf, True, False),
+    "alpha_critic": (0, math.inf, True, False),
+    "expectile": (0, 1, False, False),
+    "advantage_clip": (0, math.inf, False, False),
     "discount": (0, 1, False, False),
     "lambda_f": (0, 1, True, False),
     "q": (0, 1, False, False),
     "beta": (0, 1, True, True),
+    "flag_weight": (0, math.inf, True, False),
     "learning_rate": (0, math.inf, False, False),
     "ema_rate": (0, 1, False, True),
     "target_noise": (0, math.inf, True, False),
     "target_noise_clip": (0, math.inf, True, False),
     "actor_period": (1, math.inf, True, False),
+    "real_fraction": (0, 1, True, False),
+    "penalty": (0, math.inf, True, False),
+    "target_entropy_per_action": (-math.inf, math.inf, False, False),
+    "gae_lambda": (0, 1, True, True),
 }
 
 

@@ -1,8 +1,10 @@
 """A run from outside: its plan, its agent and its parameters, without its data and while it may still be training.
 
+```python
 from uhm.train import load_run
 
 plan, agent, state = load_run("runs/mine", step="best")
+```
 """
 
 from pathlib import Path

@@ -1,0 +1,157 @@
+"""FQL: flow Q-learning. A flow clones the data's actions; a policy that needs one step imitates the flow and climbs Q.
+
+    L_Q    = mean_i (Q_i(s, a) - y)^2,   y = r + gamma m agg_i Q'_i(s', mu(s', z'))
+    L_flow = |v(x_tau | s, tau) - (a - x_0)|^2,                  x_tau = (1-tau) x_0 + tau a
+    L_pi   = alpha |mu(s, z) - a_v|^2 - mean_i Q_i(s, mu(s, z)), a_v = sg(ODE of v from z)
+
+z, z', x_0 are normal noise, so mu is a stochastic policy, also when it is evaluated. Q' is the slow critic, m is 0
+where the task ends. Actions are clipped to the box where a critic or the world sees them and where a_v is imitated.
+"""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from uhm import flow, nets
+from uhm.agents.base import Agent, Metrics, Spec, stop
+from uhm.agents.core import aggregate, critic_loss
+from uhm.agents.descent import State, descend, start
+from uhm.data.sampling import Transitions, transitions
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What changes the compiled program."""
+
+    hidden: tuple[int, ...] = (512, 512, 512, 512)
+    """Widths of every network."""
+    batch_size: int = 256
+    """Transitions per gradient step."""
+    q_agg: Literal["min", "mean"] = "mean"
+    """How the two critics are combined in targets; the actor's loss takes their mean always."""
+    flow_steps: int = 10
+    """Steps of the ODE solver; midpoint evaluates twice per step."""
+    ode: Literal["midpoint", "euler"] = "euler"
+    """ODE solver."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of matrix products; parameters and sums are float32 always."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Hyper:
+    """Scalars; each may differ from member to member of a population, a flag with several values is an axis of it."""
+
+    alpha: Any = 10.0
+    """Weight of imitating the flow in the policy's loss, where Q is not normalised: it has the scale of returns."""
+    discount: Any = 0.99
+    """gamma."""
+    learning_rate: Any = 3e-4
+    """Adam's."""
+    ema_rate: Any = 0.005
+    """eta: how far the slow critic moves towards the online one at each step."""
+
+
+class Networks(NamedTuple):
+    critic: nets.Critic
+    flow: nets.VectorField
+    actor: nets.MLP  # (s, z) -> action; neither tanh nor a small last layer
+
+
+class Noise(NamedTuple):
+    """Everything random in one update."""
+
+    next_z: Float[Array, "B A"]
+    x0: Float[Array, "B A"]
+    tau: Float[Array, " B"]
+    z: Float[Array, "B A"]
+
+
+def make(config: Config, spec: Spec) -> Agent:
+    dtype = None if config.compute_dtype == "float32" else config.compute_dtype
+
+    def init(key: PRNGKeyArray, hyper: Hyper) -> State:
+        key_critic, key_flow, key_actor = jax.random.split(key, 3)
+        s, a = spec.observation_size, spec.action_size
+        params = Networks(
+            critic=nets.Critic(s, a, key_critic, config.hidden, compute_dtype=dtype),
+            flow=nets.VectorField(
+                a, s, 0, key_flow, config.hidden, horizon="none", layer_norm=False, compute_dtype=dtype
+            ),
+            actor=nets.MLP(s + a, a, key_actor, config.hidden, compute_dtype=dtype),
+        )
+        return start(params, params.critic)
+
+    def update(state: State, hyper: Hyper, batch: Transitions, key: PRNGKeyArray) -> tuple[State, Metrics]:
+        noise = draw(key, batch.actions)
+        y = stop(target(state.params.actor, state.targets, hyper, batch, noise, config.q_agg))
+        imitated = stop(integrate(state.params.flow, batch.observations, noise.z, config))
+
+        def total(params: Networks) -> tuple[Float[Array, ""], Metrics]:
+            critic, q = critic_loss(params.critic, batch, y)
+            cloning = flow_loss(params.flow, batch, noise)
+            actor, distance = actor_loss(params.actor, stop(params.critic), hyper, batch, noise, imitated)
+            metrics = {"critic_loss": critic, "flow_loss": cloning, "actor_loss": actor, "distillation_error": distance}
+            metrics |= {"q_mean": q.mean(), "q_min": q.min(), "q_max": q.max(), "target_mean": y.mean()}
+            return critic + cloning + actor, metrics
+
+        params, adam, metrics = descend(state, total, hyper.learning_rate)
+        targets = nets.ema(state.targets, params.critic, hyper.ema_rate)
+        return State(params, targets, adam, state.step + 1), metrics
+
+    def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
+        z = jax.random.normal(key, (*observations.shape[:-1], spec.action_size))
+        return clipped(one_step(state.params.actor, observations, z))
+
+    return Agent(init, transitions(config.batch_size), update, act)
+
+
+def draw(key: PRNGKeyArray, like: Float[Array, "B A"]) -> Noise:
+    keys = jax.random.split(key, 4)
+    next_z, x0, z = (jax.random.normal(k, like.shape) for k in keys[:3])
+    return Noise(next_z, x0, jax.random.uniform(keys[3], like.shape[:1]), z)
+
+
+def clipped(action: Float[Array, "*B A"]) -> Float[Array, "*B A"]:
+    return jnp.clip(action, -1.0, 1.0)
+
+
+def one_step(actor: nets.MLP, s: Float[Array, "*B S"], z: Float[Array, "*B A"]) -> Float[Array, "*B A"]:
+    """mu(s, z), which may leave the box."""
+    return actor(jnp.concatenate([s, z], -1))
+
+
+def integrate(
+    field: nets.VectorField, s: Float[Array, "B S"], z: Float[Array, "B A"], config: Config
+) -> Float[Array, "B A"]:
+    """a_v: where the flow takes z."""
+    c = field.condition(s)
+    return clipped(flow.solve(lambda x, tau: field(x, tau, c), z, config.flow_steps, config.ode))
+
+
+def target(
+    actor: nets.MLP, slow_critic: nets.Critic, hyper: Hyper, batch: Transitions, noise: Noise, q_agg: str
+) -> Float[Array, " B"]:
+    """y, with the action of the policy that learns: there is no slow copy of it."""
+    s = batch.next_observations
+    q = aggregate(slow_critic(s, clipped(one_step(actor, s, noise.next_z))), q_agg)
+    return batch.rewards + hyper.discount * batch.masks * q
+
+
+def flow_loss(field: nets.VectorField, batch: Transitions, noise: Noise) -> Float[Array, ""]:
+    """L_flow, the mean over rows and dimensions."""
+    velocity = lambda x, tau: field.velocity(x, tau, batch.observations)  # noqa: E731
+    return flow.matching_loss(velocity, noise.x0, batch.actions, noise.tau).mean()
+
+
+def actor_loss(
+    actor: nets.MLP, critic: nets.Critic, hyper: Hyper, batch: Transitions, noise: Noise, imitated: Float[Array, "B A"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """L_pi and its distance to the flow, the mean over rows and dimensions; both of its terms share z."""
+    action = one_step(actor, batch.observations, noise.z)
+    distance = jnp.square(action - imitated).mean()
+    # The mean of the critics whatever `q_agg` says: as in FQL's release.
+    return hyper.alpha * distance - critic(batch.observations, clipped(action)).mean(), distance
