@@ -20,6 +20,8 @@ pytest.importorskip("ray")
 # Ray's own: it starts processes and opens sockets and logs that it leaves to the end of the program.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    # It forks to start its daemons, and other tests of this process may have started JAX.
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
 ]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import warnings
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from small_runs import TASKS, lines, make_data, small_plan, small_run
 from toys import assert_trees
-from uhm import __version__, cli, tasks, train
+from uhm import __version__, cli, report, tasks, train
 from uhm.agents import FAMILIES, family
 from uhm.data import Dataset
 from uhm.errors import UhmError
@@ -151,6 +152,7 @@ def planned(monkeypatch):
     """What the command line would train."""
     plans = []
     monkeypatch.setattr(train, "start", lambda plan, directory, **_: plans.append((plan, directory)))
+    monkeypatch.setattr(report, "write", lambda runs, out: out)
 
     def parse(*arguments):
         assert cli.run(["train", *arguments]) == 0
@@ -181,11 +183,20 @@ def test_zero_and_false_are_values(planned):
     assert planned("uhm", "rooms", "--standardise", "True").config["standardise"] is True
 
 
-def test_the_run_directory_can_be_named(monkeypatch, tmp_path):
-    made = []
+def test_the_run_directory_can_be_named_and_holds_the_page(monkeypatch, tmp_path, capsys):
+    made, mine = [], tmp_path / "mine"
     monkeypatch.setattr(train, "start", lambda plan, directory, **_: made.append(directory))
-    assert cli.run(["train", "--run", str(tmp_path / "mine")]) == 0
-    assert made == [tmp_path / "mine"]
+    monkeypatch.setattr(report, "write", lambda runs, out: made.append((runs, out)) or out / "report.html")
+    assert cli.run(["train", "--run", str(mine)]) == 0
+    assert made == [mine, ([mine], mine / "report")]
+    assert f"page: {mine / 'report' / 'report.html'}" in capsys.readouterr().out
+    # A page that cannot be made does not make the run a failure.
+    monkeypatch.undo()
+    monkeypatch.setattr(train, "start", lambda plan, directory, **_: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as on a command line
+        assert cli.run(["train", "--run", str(mine)]) == 0
+    assert "the run is complete, but its page could not be made: no run directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
