@@ -92,12 +92,16 @@ def update(
             raise UhmError(f"{name} are {list(values)}, and must be at least one, each once.")
     if min(members) < 1:
         raise UhmError(f"members are {list(members)}, and must be at least 1.")
-    if steps is None:
-        steps = 4 * TURNS if jax.default_backend() == "cpu" else 100 * TURNS
-    if steps < TURNS:
+    if steps is not None and steps < TURNS:
         raise UhmError(f"steps is {steps}, and must be at least {TURNS}, one for each turn.")
     kinds = [family(agent) for agent in agents]  # a wrong name fails before anything is compiled
-    return [row for size in members for row in _one_size([k.name for k in kinds], size, setting, steps, report)]
+    names = [kind.name for kind in kinds]
+    return [row for size in members for row in _one_size(names, size, setting, steps or _enough(size), report)]
+
+
+def _enough(members: int) -> int:
+    """Steps to time: 20 of one member on a CPU, where a step of a large population takes seconds."""
+    return TURNS * max(1, 4 // members) if jax.default_backend() == "cpu" else 100 * TURNS
 
 
 def _one_size(

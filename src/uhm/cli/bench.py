@@ -17,7 +17,10 @@ class Bench:
 
     what: Positional[Literal["update"]] = "update"
     """What to measure."""
-    agents: tuple[str, ...] = ("uhm", "dtd", "mbtd", "ghm", "rebrac-dagger")
+    agents: tuple[str, ...] = (
+        *("uhm", "dtd", "mbtd", "ghm", "rebrac-dagger"),
+        *("iql", "rebrac", "fql", "mopo", "mobile", "mac"),
+    )
     """Which agents; ratios are to the first."""
     members: tuple[int, ...] = (1, 5, 25)
     """Sizes of the population."""
@@ -32,7 +35,7 @@ class Bench:
     k_max: int = 8
     """Longest horizon, which dtd and mbtd pay for."""
     steps: int | None = None
-    """Timed steps of each agent (default: 20 on a CPU, 500 elsewhere)."""
+    """Timed steps of each agent (default: 20 or fewer on a CPU, 500 elsewhere)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products."""
     to: Annotated[Path | None, tyro.conf.arg(name="json")] = None
