@@ -25,7 +25,7 @@ def test_the_example_agent_learns_and_is_resumed(tmp_path):
     assert sum(bool(line.strip()) for line in text.splitlines()) <= 40
     data = {"data_dir": str(tmp_path / "data"), "eval_episodes": 2}
     summary = train("module:bc", "rooms-task1", run=tmp_path / "bc", seeds=1, steps=60, log_interval=20, **data)
-    metrics = [line for line in (tmp_path / "bc" / "metrics.jsonl").read_text().splitlines()]
+    metrics = (tmp_path / "bc" / "metrics.jsonl").read_text().splitlines()
     errors = [float(re.findall(r'"bc_error": \[([0-9.e-]+)\]', line)[0]) for line in metrics]
     assert len(errors) == 3
     assert errors[2] < errors[0]

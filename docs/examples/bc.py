@@ -37,7 +37,9 @@ def make(config: Config, spec: Spec) -> Agent:
         return State(actor, adam.init(actor))
 
     def update(state, hyper, batch, key):
-        error = lambda actor: jnp.square(actor(batch.observations) - batch.actions).sum(-1).mean()
+        def error(actor):
+            return jnp.square(actor(batch.observations) - batch.actions).sum(-1).mean()
+
         loss, gradient = jax.value_and_grad(error)(state.params)
         moves, optimiser = adam.update(gradient, state.adam)
         params = jax.tree.map(lambda p, m: p - hyper.learning_rate * m, state.params, moves)

@@ -96,18 +96,13 @@ def update(
         raise UhmError(f"steps is {steps}, and must be at least {TURNS}, one for each turn.")
     kinds = [family(agent) for agent in agents]  # a wrong name fails before anything is compiled
     names = [kind.name for kind in kinds]
-    return [row for size in members for row in _one_size(names, size, setting, steps or _enough(size), report)]
-
-
-def _enough(members: int) -> int:
-    """Steps to time: 20 of one member on a CPU, where a step of a large population takes seconds."""
-    return TURNS * max(1, 4 // members) if jax.default_backend() == "cpu" else 100 * TURNS
+    return [row for size in members for row in _one_size(names, size, setting, steps, report)]
 
 
 def _one_size(
-    agents: Sequence[str], members: int, setting: Setting, steps: int, report: Callable[[str], None]
+    agents: Sequence[str], members: int, setting: Setting, steps: int | None, report: Callable[[str], None]
 ) -> list[Row]:
-    chunk = steps // TURNS
+    chunk = None if steps is None else steps // TURNS
     subjects = []
     for agent in agents:
         report(f"compiling {agent}, {members} member{'s' if members > 1 else ''}")
@@ -133,7 +128,7 @@ def _one_size(
                 milliseconds_per_member=1e3 * seconds / members,
                 compile_seconds=subject.compile_seconds,
                 products=sum(subject.products.values()),
-                gigaflops=sum(count * kind.flops for kind, count in subject.products.items()) / 1e9,
+                gigaflops=subject.gigaflops,
                 products_milliseconds=1e3 * alone,
                 update_to_products=seconds / alone,
             )
@@ -149,26 +144,37 @@ def _having(kind: type, values: dict[str, Any]) -> Any:
 class Subject:
     """An agent's population, compiled and ready to be timed chunk by chunk."""
 
-    def __init__(self, agent: str, members: int, setting: Setting, chunk: int):
+    def __init__(self, agent: str, members: int, setting: Setting, chunk: int | None = None):
         data, kind = random_data(setting), family(agent)
         made = kind.make(_having(kind.Config, dataclasses.asdict(setting)), spec_of(data, setting.k_max))
         who = population.grid(data.names, range(members), {})[:members]
         hyper = population.stack_hyper(_having(kind.Hyper, {"schedule": False}), who)
         data = data.with_task(np.zeros(members, np.int32))
-        self.agent, self.chunk = agent, chunk
+        self.agent = agent
         self._state = population.init(made, who, hyper)
         # One step of the very function that is timed, so that nothing an update does escapes the count.
         traced = jax.make_jaxpr(lambda p, h, d: population.advance(made, p, h, d, 1))(self._state, hyper, data)
         self.products = products_of(traced)
-        self._advance = lambda state: population.advance(made, state, hyper, data, chunk)
+        self.chunk = chunk or _enough(self.gigaflops)
+        self._advance = lambda state: population.advance(made, state, hyper, data, self.chunk)
         first, again = self.run(), self.run()
-        self.compile_seconds = max(0.0, first - again) * chunk
+        self.compile_seconds = max(0.0, first - again) * self.chunk
+
+    @property
+    def gigaflops(self) -> float:
+        """Of the matrix products of one step."""
+        return sum(count * kind.flops for kind, count in self.products.items()) / 1e9
 
     def run(self) -> float:
         """Seconds per step over one chunk."""
         start = time.perf_counter()
         self._state, _ = jax.block_until_ready(self._advance(self._state))
         return (time.perf_counter() - start) / self.chunk
+
+
+def _enough(gigaflops: float) -> int:
+    """Steps of a chunk: what a chunk costs once, which a real run pays every few hundred steps, must not count."""
+    return max(1, min(100, int(50 / gigaflops))) if jax.default_backend() == "cpu" else 100
 
 
 def random_data(setting: Setting) -> Dataset:

@@ -35,7 +35,7 @@ class Bench:
     k_max: int = 8
     """Longest horizon, which dtd and mbtd pay for."""
     steps: int | None = None
-    """Timed steps of each agent (default: 20 or fewer on a CPU, 500 elsewhere)."""
+    """Timed steps of each agent (default: 500, fewer of large networks on a CPU)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products."""
     to: Annotated[Path | None, tyro.conf.arg(name="json")] = None
