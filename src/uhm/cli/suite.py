@@ -102,6 +102,8 @@ class Run(_Common):
     """On Ray: how often a population whose process or node died is started again."""
     make_data: bool = False
     """Make missing data first, where OGBench's scripted oracles can."""
+    publish: Path | None = None
+    """Also put a small copy of every finished population there, without checkpoints, for `uhm report` and to keep."""
 
     def __call__(self) -> int:
         from rich.console import Console
@@ -115,7 +117,18 @@ class Run(_Common):
         data.provide(left, self.make_data)
         console = Console(stderr=True)
         rows = runner.run(wanted, self._executor() if left else None, console)
+        if self.publish is not None:
+            self._publish(wanted)
         return runner.report(rows, Console())
+
+    def _publish(self, wanted: "list[Population]") -> None:
+        from uhm.runs.publish import publish
+        from uhm.suites.status import status
+
+        assert self.publish is not None
+        for population in wanted:
+            if status(population).state == "done":
+                publish(population.directory, self.publish)
 
     def _executor(self) -> Any:
         if self.on == "local":

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gzip
 import json
 import math
 import os
@@ -106,7 +107,12 @@ class JsonLines:
             write_atomically(self.path, data)
 
     def _lines(self) -> list[bytes]:
-        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        packed = self.path.with_name(f"{self.path.name}.gz")  # in the copy of a run that `publish` made
+        if self.path.exists():
+            data = self.path.read_bytes()
+        else:
+            data = gzip.decompress(packed.read_bytes()) if packed.exists() else b""
+        lines = data.splitlines(keepends=True)
         if lines and not (lines[-1].endswith(b"\n") and _is_json(lines[-1])):
             lines.pop()
         for number, line in enumerate(lines, 1):

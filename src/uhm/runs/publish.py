@@ -1,0 +1,54 @@
+"""A small copy of a finished run, to keep beside what one claims: everything but its checkpoints.
+
+Config, summary with every member's score and digest, all evaluation episodes and a thinned log, the latter two
+compressed; versions, hardware and commands without what names the machine. `uhm report` reads it like the run itself.
+"""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from uhm.errors import UhmError
+from uhm.runs.files import JsonLines, read_json, write_json, writing
+
+_LINES = 200  # of the log, evenly spread: a curve needs no more
+
+
+def publish(directory: Path, to: Path) -> Path:
+    """Copy the run in `directory` into the folder `to`, under its own name, and return the copy."""
+    if not (directory / "summary.json").exists():
+        raise UhmError(f"{directory} is not finished: `uhm train --resume {directory}` first.")
+    copy, partial = to / directory.name, to / f".{directory.name}.partial"
+    with writing(to):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write_json(partial / "config.json", read_json(directory / "config.json") | {"data_dir": None})
+        write_json(partial / "summary.json", read_json(directory / "summary.json"))
+        about = read_json(directory / "environment.json")
+        write_json(partial / "environment.json", about | {"sessions": [_session(one) for one in about["sessions"]]})
+        _compress(partial / "episodes.jsonl.gz", JsonLines(directory / "episodes.jsonl").read())
+        _compress(partial / "metrics.jsonl.gz", _thinned(JsonLines(directory / "metrics.jsonl").read()))
+        shutil.rmtree(copy, ignore_errors=True)
+        partial.rename(copy)
+    return copy
+
+
+def _session(session: dict[str, Any]) -> dict[str, Any]:
+    """Without the machine's name and folders: of a path in the command its last part stays."""
+    command = [Path(word).name if Path(word).is_absolute() else word for word in session["command"]]
+    hardware = {name: value for name, value in session["hardware"].items() if name != "host"}
+    rest = {name: value for name, value in session.items() if name != "directory"}
+    return rest | {"command": command, "hardware": hardware}
+
+
+def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most `_LINES`, the last one among them."""
+    every = -(-len(records) // _LINES) or 1
+    return records[::-1][::every][::-1]
+
+
+def _compress(path: Path, records: list[dict[str, Any]]) -> None:
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    path.write_bytes(gzip.compress(lines.encode(), mtime=0))  # no time stamp: the same run is the same bytes
