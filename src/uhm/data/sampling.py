@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int, Key, PRNGKeyArray
 
 from uhm.data.dataset import Array, Dataset
+from uhm.errors import UhmError
 
 
 # The fields say JAX arrays, which is what agents get; on the host they are numpy arrays on their way to the device.
@@ -79,6 +80,8 @@ def chunks(batch_size: int, h: int) -> Sampler:
 
 def _uniform(batch_size: int, steps: int) -> Callable[[Dataset, PRNGKeyArray], Int[jax.Array, " batch"]]:
     def draw(dataset: Dataset, key: PRNGKeyArray) -> Int[jax.Array, " batch"]:
+        if steps >= dataset.counts.shape[0]:
+            raise UhmError(f"no trajectory has {steps} transitions: take fewer at once, or other data.")
         # The rows from which `steps` steps can be taken are a prefix of `starts`.
         index = jax.random.randint(key, (batch_size,), 0, jnp.asarray(dataset.counts)[steps])
         return jnp.asarray(dataset.starts)[index]

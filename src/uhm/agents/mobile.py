@@ -1,0 +1,48 @@
+"""MOBILE: MOPO with another penalty, the disagreement of the dynamics about the value of what comes next.
+
+    u(s, a) = std_i ( mean_k mean_j Q_j(s'_ik, a'_ik) ),   s'_ik ~ model i,   a'_ik ~ pi(s'_ik),
+
+over 7 models with 5 samples each and the slow critics. As in MAC's release there is no discount before u, and targets
+are not clipped at 0.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from uhm import nets
+from uhm.agents import mopo
+from uhm.agents.base import Agent, Spec
+from uhm.agents.mopo import Hyper as Hyper
+from uhm.agents.mopo import Networks
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(mopo.Config):
+    """What changes the compiled program."""
+
+    penalty_samples: int = 5
+    """Next states that each model draws for the penalty."""
+
+
+def make(config: Config, spec: Spec) -> Agent:
+    return mopo.build(config, spec, functools.partial(disagreement, samples=config.penalty_samples))
+
+
+def disagreement(
+    params: Networks,
+    target: nets.Critic,
+    s: Float[Array, "B S"],
+    a: Float[Array, "B A"],
+    key: PRNGKeyArray,
+    samples: int,
+) -> Float[Array, " B"]:
+    """u of the module docstring: the population standard deviation over models."""
+    key_model, key_act = jax.random.split(key)
+    mean, log_std = params.dynamics(s, a)  # [E, B, S]
+    s_next = mean + jnp.exp(log_std) * jax.random.normal(key_model, (samples, *mean.shape))
+    a_next, _ = params.actor.sample(key_act, s_next)
+    return target(s_next, a_next).mean((0, 1)).std(0)
