@@ -62,6 +62,14 @@ def test_rows_and_ratios() -> None:
     assert rows[1].gigaflops > rows[0].gigaflops
     assert all(row.milliseconds > 0 and row.products_milliseconds > 0 for row in rows)
     assert rows[3].milliseconds_per_member == rows[3].milliseconds / 2
+    assert rows[0].teraflops_per_second == pytest.approx(rows[0].gigaflops / rows[0].milliseconds)
+    floor = rows[0].products_milliseconds + rows[0].copy_milliseconds
+    assert rows[0].of_ceiling == pytest.approx(floor / rows[0].milliseconds)
+    # Parameters, Adam's two moments and the targets of two critics and an actor, each once, in float32.
+    critic, actor = 2 * (5 * 8 + 8 + 16 + 8 + 1), 3 * 8 + 8 + 8 * 2 + 2
+    subject = bench.Subject("rebrac-dagger", 2, TINY, 1)
+    assert subject.state_bytes == pytest.approx(2 * 4 * 4 * (critic + actor), abs=2 * 16)  # and the step counters
+    assert rows[2].gigabytes * 1e9 > subject.state_bytes
     found = bench.ratios(rows)
     assert found[1]["rebrac-dagger"] == 1
     assert found[2]["dtd"] == rows[3].milliseconds / rows[2].milliseconds
@@ -77,6 +85,8 @@ def test_rows_and_ratios() -> None:
         (["--k-max", "0"], "k_max"),
         (["--steps", "2"], "at least 5"),
         (["--json", "nowhere/at/all.json"], "no directory"),
+        (["--markdown", "nowhere/at/all.md"], "no directory"),
+        (["--gpu"], "no GPU"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,12 +99,33 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.C
 def test_the_verb_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"hidden": 8, "batch-size": 4, "observation": 3, "action": 2, "k-max": 2, "steps": 5, "members": 1}
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    assert cli.run(["bench", "update", "--agents", "rebrac-dagger", *flags, "--json", str(tmp_path / "b.json")]) == 0
-    assert "1 member: rebrac-dagger = 1.00" in capsys.readouterr().out
+    assert (
+        cli.run(
+            [
+                "bench",
+                "update",
+                "--agents",
+                "rebrac-dagger",
+                *flags,
+                "--json",
+                str(tmp_path / "b.json"),
+                "--host-loop",
+                "--markdown",
+                str(tmp_path / "b.md"),
+            ]
+        )
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert "1 member: rebrac-dagger = 1.00" in printed
+    assert "in a loop on the host" in printed
+    assert max(map(len, printed.splitlines()[:4])) <= 80
+    assert "| `rebrac-dagger` | 1 | float32 |" in (tmp_path / "b.md").read_text()
     written = json.loads((tmp_path / "b.json").read_text())
     assert written["session"]["versions"]["jax"] == jax.__version__
     assert written["setting"]["hidden"] == [8]
     assert written["rows"][0]["agent"] == "rebrac-dagger"
+    assert written["host_loop"]["rebrac-dagger"] > 0
 
 
 @pytest.fixture(scope="module")

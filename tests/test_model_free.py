@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from toys import A, S, agent, assert_trees, random_data, train
-from uhm import nets, population, tasks
+from uhm import nets, population
 from uhm.agents import core, family, fql, iql, rebrac, spec_of
 from uhm.data.dataset import make_dataset
-from uhm.data.generate import make
 from uhm.data.sampling import Transitions, gather_transitions, transitions
 from uhm.runs import Run
-from uhm.train import resolve, start
 
 AGENTS = ("iql", "rebrac", "fql")
 DATA: Any = random_data().to_device()
@@ -408,18 +406,3 @@ def test_known_values_and_the_best_action_are_learned(name):
     acted = population.act(probe, pop.state, jnp.zeros((4, 50, 1)) - 1, KEY)[3]
     np.testing.assert_allclose(q[3], 0, atol=0.2)
     assert np.abs(acted - 0.5).mean() < 0.2  # of the data's own actions it is 0.6
-
-
-@pytest.fixture(scope="module")
-def walks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    make(tasks.ROOMS, folder, episodes=200, progress=False)
-    return folder
-
-
-@pytest.mark.parametrize(("name", "steps"), [("iql", 1500), ("rebrac", 2000), ("fql", 1500)])
-def test_a_way_through_a_door_is_learned(name, steps, walks, tmp_path):
-    """One task of `rooms` in a quarter of the default's steps and batch, on a fifth of its data, else as preset."""
-    settings = {"seeds": 1, "batch_size": 64, "steps": steps, "eval_interval": steps, "eval_episodes": 20}
-    (member,) = start(resolve(name, "rooms-task5", data_dir=walks, **settings), tmp_path / "run")["members"]
-    assert member["score"] >= 0.8

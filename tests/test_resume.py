@@ -113,6 +113,7 @@ def kill(process):
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(data, child, tmp_path):
     """Before the first checkpoint, in an evaluation, after a checkpoint at some random moment."""
     small_run(tmp_path / "whole", small_plan(data, "uhm", **SETTINGS))

@@ -120,6 +120,7 @@ def until(condition, alive=lambda: True):
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_a_kill(command, tmp_path, capsys):
     make_data(tmp_path / "data")
     settings = {**SETTINGS, "hidden": (16,), "data_dir": str(tmp_path / "data")}

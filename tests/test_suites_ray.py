@@ -128,6 +128,7 @@ def check(process, everything, undisturbed):
         assert outcome(population.directory) == undisturbed[population.name]
 
 
+@pytest.mark.slow
 def test_a_killed_worker(suite, undisturbed, data, tmp_path):
     everything = wanted(tmp_path / "out", data)
     victim = everything[0]
@@ -137,6 +138,7 @@ def test_a_killed_worker(suite, undisturbed, data, tmp_path):
     assert [sessions(population) for population in everything] == [2, 1]
 
 
+@pytest.mark.slow
 def test_a_killed_node(suite, cluster, undisturbed, data, tmp_path):
     """Last, for the node does not come back. Its worker freezes first and goes on holding the run's lock, as one would
     on a machine that was given up for dead: whoever takes over has to wait until it is gone."""

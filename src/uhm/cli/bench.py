@@ -24,6 +24,10 @@ class Bench:
     """Which agents; ratios are to the first."""
     members: tuple[int, ...] = (1, 5, 25)
     """Sizes of the population."""
+    gpu: bool = False
+    """The whole measurement of a GPU: 1, 5, 25 and 100 members, both precisions, and the loop on the host."""
+    host_loop: bool = False
+    """Also time one agent in a loop on the host: rows gathered with numpy, one compiled call per step."""
     hidden: tuple[int, ...] = (512, 512, 512, 512)
     """Widths of every network."""
     batch_size: int = 256
@@ -36,67 +40,81 @@ class Bench:
     """Longest horizon, which dtd and mbtd pay for."""
     steps: int | None = None
     """Timed steps of each agent (default: 500, fewer of large networks on a CPU)."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products."""
+    compute_dtype: tuple[Literal["float32", "bfloat16"], ...] = ("float32",)
+    """Precision of matrix products, one or both."""
     to: Annotated[Path | None, tyro.conf.arg(name="json")] = None
     """Also write everything to this file, with versions and hardware."""
+    markdown: Path | None = None
+    """Also write the table to this file."""
 
     def __call__(self) -> int:
+        import jax
         from rich.console import Console
 
         from uhm import bench
 
-        setting = bench.Setting(
-            hidden=self.hidden,
-            batch_size=self.batch_size,
-            observation=self.observation,
-            action=self.action,
-            k_max=self.k_max,
-            compute_dtype=self.compute_dtype,
-        )
-        if self.to is not None and not self.to.parent.is_dir():
-            raise UhmError(f"there is no directory {self.to.parent} to write {self.to.name} into.")
-        waiting = Console(stderr=True)
-        with waiting.status("starting") as status:
-            rows = bench.update(self.agents, self.members, setting, self.steps, status.update)
-        Console().print(self._table(rows, setting))
-        for size, values in bench.ratios(rows).items():
-            numbers = " : ".join(f"{value:.2f}" for value in values.values())
-            print(f"{size} member{'s' if size > 1 else ''}: {' : '.join(values)} = {numbers}")
+        if self.gpu and jax.default_backend() != "gpu":
+            raise UhmError("there is no GPU that JAX can use here: leave out --gpu, or see `uhm doctor`.")
+        for path in (self.to, self.markdown):
+            if path is not None and not path.parent.is_dir():
+                raise UhmError(f"there is no directory {path.parent} to write {path.name} into.")
+        members = (1, 5, 25, 100) if self.gpu else self.members
+        kinds = ("float32", "bfloat16") if self.gpu else tuple(dict.fromkeys(self.compute_dtype))
+        sizes = {name: getattr(self, name) for name in ("hidden", "batch_size", "observation", "action", "k_max")}
+        settings = [bench.Setting(**sizes, compute_dtype=kind) for kind in kinds]
+        rows, loops = [], {}
+        with Console(stderr=True).status("starting") as status:
+            for setting in settings:
+                rows += bench.update(self.agents, members, setting, self.steps, status.update)
+            for agent in self.agents if self.gpu or self.host_loop else ():
+                status.update(f"measuring {agent} in a loop on the host")
+                loops[agent] = 1e3 * bench.host_loop(agent, settings[0], self.steps or (500 if self.gpu else 20))
+        self._print(rows, loops, settings)
         if self.to is not None:
-            self.to.write_text(json.dumps(bench.to_json(rows, setting, self.steps), indent=2) + "\n")
+            self.to.write_text(json.dumps(bench.to_json(rows, settings[0], self.steps, loops), indent=2) + "\n")
+        if self.markdown is not None:
+            self.markdown.write_text(bench.markdown(rows, loops))
         return 0
 
-    def _table(self, rows: list[Any], setting: Any) -> Any:
-        import jax
-        from rich.table import Table
+    def _print(self, rows: list[Any], loops: dict[str, float], settings: list[Any]) -> None:
+        from rich.console import Console
 
-        device = jax.devices()[0]
-        size = f"{setting.observation}+{setting.action} inputs, {'x'.join(map(str, setting.hidden))} networks"
-        table = Table(
-            title=f"{device.device_kind}: {size}, batch {setting.batch_size}, {setting.compute_dtype}", box=None
+        from uhm import bench
+
+        for setting in settings:
+            mine = [row for row in rows if row.compute_dtype == setting.compute_dtype]
+            Console().print(_table(mine, setting))
+            for size, values in bench.ratios(mine).items():
+                numbers = " : ".join(f"{value:.2f}" for value in values.values())
+                print(f"{size} member{'s' if size > 1 else ''}: {' : '.join(values)} = {numbers}")
+        for agent, milliseconds in loops.items():
+            print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
+
+
+def _table(rows: list[Any], setting: Any) -> Any:
+    import jax
+    from rich.table import Table
+
+    device = jax.devices()[0]
+    size = f"{setting.observation}+{setting.action} inputs, {'x'.join(map(str, setting.hidden))} networks"
+    title = f"{device.device_kind}: {size}, batch {setting.batch_size}, {setting.compute_dtype}"
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("agent", no_wrap=True)
+    # Two short lines each: a terminal of 80 columns must show every number.
+    heads = ("mem-\nbers", "ms per\nstep", "per\nmember", "\nTFLOP/s", "products\nms", "update :\nproducts")
+    for head in (*heads, "of\nceiling", "\nGB", "comp.\ns"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.agent,
+            str(row.members),
+            f"{row.milliseconds:.2f}",
+            f"{row.milliseconds_per_member:.2f}",
+            f"{row.teraflops_per_second:.2f}",
+            f"{row.products_milliseconds:.2f}",
+            f"{row.update_to_products:.2f}",
+            f"{100 * row.of_ceiling:.0f} %",
+            f"{row.gigabytes:.2f}",
+            f"{row.compile_seconds:.0f}",
         )
-        table.add_column("agent", no_wrap=True)
-        # Two short lines each: a terminal of 80 columns must show every number.
-        for head in (
-            "\nmembers",
-            "ms per\nstep",
-            "per\nmember",
-            "compile\ns",
-            "\nGFLOP",
-            "products\nms",
-            "update :\nproducts",
-        ):
-            table.add_column(head, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(
-                row.agent,
-                str(row.members),
-                f"{row.milliseconds:.2f}",
-                f"{row.milliseconds_per_member:.2f}",
-                f"{row.compile_seconds:.1f}",
-                f"{row.gigaflops:.2f}",
-                f"{row.products_milliseconds:.2f}",
-                f"{row.update_to_products:.2f}",
-            )
-        return table
+    return table

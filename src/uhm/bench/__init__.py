@@ -1,0 +1,184 @@
+"""What one update costs: each agent beside the others, and beside what no update can do without.
+
+The data are random and in memory, and what runs is the trainer's own compiled chunk. All programs of one population
+size take turns, one short chunk each, and every number is a median over turns: the machine's drift meets all alike.
+
+Two ceilings are measured in the same run: the update's matrix products alone, shape by shape, and copying its state,
+which every update reads and writes once. Their sum over the measured time is the fraction of the ceiling.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from uhm.agents import FAMILIES, family
+from uhm.bench.products import Product, products_of, timed_product
+from uhm.bench.subject import Setting, Subject, copy_bandwidth, host_loop, random_data
+from uhm.errors import UhmError
+from uhm.runs.environment import session
+
+__all__ = [
+    "TURNS",
+    "Product",
+    "Row",
+    "Setting",
+    "Subject",
+    "host_loop",
+    "markdown",
+    "products_of",
+    "random_data",
+    "ratios",
+    "timed_product",
+    "to_json",
+    "update",
+]
+
+TURNS = 5
+
+
+class Row(NamedTuple):
+    """One agent at one population size. Times are per update step of the whole population."""
+
+    agent: str
+    members: int
+    compute_dtype: str
+    milliseconds: float
+    milliseconds_per_member: float
+    compile_seconds: float
+    products: int
+    gigaflops: float
+    teraflops_per_second: float
+    products_milliseconds: float
+    update_to_products: float
+    copy_milliseconds: float
+    of_ceiling: float
+    gigabytes: float
+
+
+def update(
+    agents: Sequence[str] = tuple(FAMILIES),
+    members: Sequence[int] = (1,),
+    setting: Setting = Setting(),  # noqa: B008  frozen
+    steps: int | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
+    """Measure all `agents` at all sizes of population; `steps` updates of each are timed."""
+    for name, values in (("agents", agents), ("members", members)):
+        if not values or len(set(values)) != len(values):
+            raise UhmError(f"{name} are {list(values)}, and must be at least one, each once.")
+    if min(members) < 1:
+        raise UhmError(f"members are {list(members)}, and must be at least 1.")
+    if steps is not None and steps < TURNS:
+        raise UhmError(f"steps is {steps}, and must be at least {TURNS}, one for each turn.")
+    names = [family(agent).name for agent in agents]  # a wrong name fails before anything is compiled
+    bandwidth = copy_bandwidth()
+    return [row for size in members for row in _one_size(names, size, setting, steps, bandwidth, report)]
+
+
+def _one_size(
+    agents: Sequence[str],
+    members: int,
+    setting: Setting,
+    steps: int | None,
+    bandwidth: float,
+    report: Callable[[str], None],
+) -> list[Row]:
+    chunk = None if steps is None else steps // TURNS
+    subjects = []
+    for agent in agents:
+        report(f"compiling {agent}, {members} member{'s' if members > 1 else ''}, {setting.compute_dtype}")
+        subjects.append(Subject(agent, members, setting, chunk))
+    kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.products))
+    report(f"compiling {len(kinds)} matrix products")
+    dots = [timed_product(kind) for kind in kinds]
+    times: list[list[float]] = [[] for _ in (*subjects, *dots)]
+    for turn in range(TURNS):
+        report(f"measuring {members} member{'s' if members > 1 else ''}, turn {turn + 1} of {TURNS}")
+        for sink, run in zip(times, (*(subject.run for subject in subjects), *dots), strict=True):
+            sink.append(run())
+    medians = [statistics.median(series) for series in times]
+    seconds_of = dict(zip(kinds, medians[len(subjects) :], strict=True))
+    return [
+        _row(subject, members, setting, seconds, seconds_of, bandwidth)
+        for subject, seconds in zip(subjects, medians, strict=False)
+    ]
+
+
+def _row(
+    subject: Subject,
+    members: int,
+    setting: Setting,
+    seconds: float,
+    seconds_of: dict[Product, float],
+    bandwidth: float,
+) -> Row:
+    alone = sum(count * seconds_of[kind] for kind, count in subject.products.items())
+    copying = 2 * subject.state_bytes / bandwidth  # read and written
+    return Row(
+        agent=subject.agent,
+        members=members,
+        compute_dtype=setting.compute_dtype,
+        milliseconds=1e3 * seconds,
+        milliseconds_per_member=1e3 * seconds / members,
+        compile_seconds=subject.compile_seconds,
+        products=sum(subject.products.values()),
+        gigaflops=subject.gigaflops,
+        teraflops_per_second=subject.gigaflops / seconds / 1e3,
+        products_milliseconds=1e3 * alone,
+        update_to_products=seconds / alone,
+        copy_milliseconds=1e3 * copying,
+        of_ceiling=(alone + copying) / seconds,
+        gigabytes=subject.memory_bytes / 1e9,
+    )
+
+
+def ratios(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
+    """For each size of population, every agent's time over the first one's."""
+    first: dict[int, float] = {}
+    found: dict[int, dict[str, float]] = {}
+    for row in rows:
+        base = first.setdefault(row.members, row.milliseconds)
+        found.setdefault(row.members, {})[row.agent] = row.milliseconds / base
+    return found
+
+
+def to_json(
+    rows: Sequence[Row], setting: Setting, steps: int | None, loops: dict[str, float] | None = None
+) -> dict[str, Any]:
+    """Everything, with the versions and the hardware it was measured on; `loops` are the host loops' milliseconds."""
+    kinds = dict.fromkeys(row.compute_dtype for row in rows)
+    return {
+        "session": session(),
+        "setting": {**dataclasses.asdict(setting), "steps": steps, "turns": TURNS},
+        "rows": [row._asdict() for row in rows],
+        "ratios": {
+            kind: {str(n): values for n, values in ratios([r for r in rows if r.compute_dtype == kind]).items()}
+            for kind in kinds
+        },
+        "host_loop": loops or {},
+    }
+
+
+def markdown(rows: Sequence[Row], loops: dict[str, float]) -> str:
+    """The table for a document."""
+    heads = (
+        "agent",
+        "members",
+        "products in",
+        "ms / step",
+        "ms / agent-step",
+        "TFLOP/s",
+        "of ceiling",
+        "GB",
+        "compile, s",
+    )
+    lines = ["| " + " | ".join(heads) + " |", "|---|---:|---|" + "---:|" * (len(heads) - 3)]
+    for row in rows:
+        numbers = (f"{row.milliseconds:.2f}", f"{row.milliseconds_per_member:.3f}", f"{row.teraflops_per_second:.2f}")
+        rest = (f"{100 * row.of_ceiling:.0f} %", f"{row.gigabytes:.2f}", f"{row.compile_seconds:.0f}")
+        lines.append(f"| `{row.agent}` | {row.members} | {row.compute_dtype} | " + " | ".join((*numbers, *rest)) + " |")
+    if loops:
+        lines += ["", "One agent in a loop on the host, rows gathered with numpy, one compiled call per step:", ""]
+        lines += ["| agent | ms / step |", "|---|---:|", *(f"| `{name}` | {ms:.2f} |" for name, ms in loops.items())]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,88 @@
+"""The matrix products of a program: read off its jaxpr, loops multiplied out, and each shape timed alone.
+
+So they count what an agent says and not what anybody believes it says.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from uhm.errors import UhmError
+
+_SIDE_BY_SIDE = 8  # operands of one timed product, so that caches are as cold as in training
+
+
+class Product(NamedTuple):
+    """One kind of matrix product, as `jax.lax.dot_general` takes it."""
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    dimensions: Any  # ((contracted left, right), (batch left, right))
+    dtype: str
+    out_dtype: str
+
+    @property
+    def flops(self) -> int:
+        """Two for each multiplication and addition."""
+        (_, contracted), (_, batch) = self.dimensions
+        free = [size for axis, size in enumerate(self.right) if axis not in (*contracted, *batch)]
+        return 2 * int(np.prod(self.left)) * int(np.prod(free))
+
+
+def products_of(traced: ClosedJaxpr | Jaxpr) -> Counter[Product]:
+    """Every matrix product of a program, and how often it is done: loops count as often as they turn."""
+    found: Counter[Product] = Counter()
+    for equation in (traced.jaxpr if isinstance(traced, ClosedJaxpr) else traced).eqns:
+        name, parameters = equation.primitive.name, equation.params
+        if name == "dot_general":
+            avals: list[Any] = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+            left, right, out = avals
+            dimensions = jax.tree.map(int, parameters["dimension_numbers"])
+            found[Product(left.shape, right.shape, dimensions, str(left.dtype), str(out.dtype))] += 1
+            continue
+        inner = [products_of(j) for value in parameters.values() for j in _jaxprs(value)]
+        if name == "while" and any(inner):
+            raise UhmError("a matrix product sits in a loop of unknown length, so products cannot be counted.")
+        if name == "cond":  # one branch is taken: the dearest
+            inner = sorted(inner, key=lambda c: sum(k.flops * n for k, n in c.items()))[-1:]
+        turns = parameters["length"] if name == "scan" else 1
+        for counted in inner:
+            for kind, count in counted.items():
+                found[kind] += turns * count
+    return found
+
+
+def _jaxprs(value: Any) -> list[Any]:
+    if isinstance(value, ClosedJaxpr | Jaxpr):
+        return [value]
+    return [j for one in value for j in _jaxprs(one)] if isinstance(value, tuple | list) else []
+
+
+def timed_product(kind: Product) -> Callable[[], float]:
+    """A function that does the product on several operands and returns the seconds that one took."""
+    keys = jax.random.split(jax.random.key(0), (2, _SIDE_BY_SIDE))
+    lefts, rights = (
+        [jax.random.normal(key, shape).astype(kind.dtype) for key in row]
+        for row, shape in zip(keys, (kind.left, kind.right), strict=True)
+    )
+
+    @jax.jit
+    def products(lefts: list[jax.Array], rights: list[jax.Array]) -> list[jax.Array]:
+        dot = lambda a, b: jax.lax.dot_general(  # noqa: E731
+            a, b, kind.dimensions, preferred_element_type=jnp.dtype(kind.out_dtype)
+        )
+        return [dot(a, b) for a, b in zip(lefts, rights, strict=True)]
+
+    def run() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(products(lefts, rights))
+        return (time.perf_counter() - start) / _SIDE_BY_SIDE
+
+    run()
+    return run

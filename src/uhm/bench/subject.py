@@ -1,0 +1,154 @@
+"""What is timed: an agent's population as the trainer runs it, and one agent in a loop on the host."""
+
+import dataclasses
+import statistics
+import time
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from uhm import population
+from uhm.agents import family, spec_of
+from uhm.bench.products import products_of
+from uhm.data.dataset import Dataset, make_dataset
+from uhm.errors import UhmError
+
+_ROWS = 501  # of a trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The size of everything; the default is a manipulation task of the paper."""
+
+    hidden: tuple[int, ...] = (512, 512, 512, 512)
+    batch_size: int = 256
+    observation: int = 55
+    action: int = 5
+    k_max: int = 8
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "batch_size", "observation", "action", "k_max"):
+            value = getattr(self, name)
+            if not value or min(value if name == "hidden" else (value,)) < 1:
+                raise UhmError(f"{name} is {value}, and must be at least 1.")
+
+
+class Made(NamedTuple):
+    """An agent with hyperparameters, and data."""
+
+    agent: Any
+    hyper: Any
+    data: Dataset
+
+
+def make(name: str, setting: Setting) -> Made:
+    """lambda is at its final value, so that every horizon is in use."""
+    kind, data = family(name), random_data(setting)
+    agent = kind.make(_having(kind.Config, dataclasses.asdict(setting)), spec_of(data, setting.k_max))
+    return Made(agent, _having(kind.Hyper, {"schedule": False}), data)
+
+
+class Subject:
+    """An agent's population, compiled and ready to be timed chunk by chunk."""
+
+    def __init__(self, agent: str, members: int, setting: Setting, chunk: int | None = None):
+        made = make(agent, setting)
+        who = population.grid(made.data.names, range(members), {})[:members]
+        hyper = population.stack_hyper(made.hyper, who)
+        data = made.data.to_device().with_task(np.zeros(members, np.int32))
+        self.agent = agent
+        self._state = population.init(made.agent, who, hyper)
+        # Optimiser, targets and whatever else an update reads and writes: it cannot be faster than copying that.
+        self.state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._state.state))
+        # One step of the very function that is timed, so that nothing an update does escapes the count.
+        traced = jax.make_jaxpr(lambda p, h, d: population.advance(made.agent, p, h, d, 1))(self._state, hyper, data)
+        self.products = products_of(traced)
+        self.gigaflops = sum(count * kind.flops for kind, count in self.products.items()) / 1e9
+        self.chunk = chunk or _enough(self.gigaflops)
+        start = time.perf_counter()
+        compiled: Any = population.advance.lower(made.agent, self._state, hyper, data, self.chunk).compile()
+        self.compile_seconds = time.perf_counter() - start
+        self.memory_bytes = _memory(compiled)
+        self._advance = lambda state: compiled(state, hyper, data)
+        self.run()
+
+    def run(self) -> float:
+        """Seconds per step over one chunk."""
+        start = time.perf_counter()
+        self._state, _ = jax.block_until_ready(self._advance(self._state))
+        return (time.perf_counter() - start) / self.chunk
+
+
+def host_loop(agent: str, setting: Setting, steps: int) -> float:
+    """Seconds per step of one agent as most code trains it: rows gathered with numpy, one compiled call per step."""
+    made = make(agent, setting)
+    state = made.agent.init(jax.random.key(0), made.hyper)
+
+    @jax.jit
+    def draws(keys: jax.Array) -> jax.Array:
+        return jax.vmap(lambda key: made.agent.sample.draw(made.data, key))(keys)
+
+    rows = np.asarray(draws(jax.random.split(jax.random.key(1), steps + 1)))
+    data = made.data.with_task(0)
+    key = jax.random.key(2)
+    update = jax.jit(
+        lambda state, batch, step: made.agent.update(state, made.hyper, batch, jax.random.fold_in(key, step)),
+        donate_argnums=0,
+    )
+    state, _ = jax.block_until_ready(update(state, made.agent.sample.gather(data, rows[0]), 0))
+    times = []
+    for step in range(1, steps + 1):
+        start = time.perf_counter()
+        state, _ = update(state, made.agent.sample.gather(data, rows[step]), step)
+        if step % 10 == 0 or step == steps:  # as often as a progress bar would look
+            jax.block_until_ready(state)
+        times.append(time.perf_counter() - start)
+    return statistics.mean(times)
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second that the device reads and writes when it copies an array: the ceiling of everything else."""
+    size = (256 if jax.default_backend() == "cpu" else 1024) << 20
+    x = jnp.zeros(size // 4, jnp.float32)
+    copy = jax.jit(lambda x: x + 1)
+    jax.block_until_ready(copy(x))
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(copy(x))
+        times.append(time.perf_counter() - start)
+    return 2 * size / statistics.median(times)
+
+
+def random_data(setting: Setting) -> Dataset:
+    """Trajectories of random numbers: what an update costs does not depend on them."""
+    rng, rows = np.random.default_rng(0), 20 * _ROWS
+    rewards = -(rng.random((1, rows)) < 0.95).astype(np.int8)
+    return make_dataset(
+        observations=rng.random((rows, setting.observation), np.float32),
+        actions=2 * rng.random((rows, setting.action), np.float32) - 1,
+        terminals=np.arange(rows) % _ROWS == _ROWS - 1,
+        rewards=rewards,
+        masks=rewards < 0,
+        names=("random",),
+    )
+
+
+def _having(kind: type, values: dict[str, Any]) -> Any:
+    """A dataclass made of those values that it has a field for."""
+    return kind(**{field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values})
+
+
+def _enough(gigaflops: float) -> int:
+    """Steps of a chunk: what a chunk costs once, which a real run pays every few hundred steps, must not count."""
+    return max(1, min(100, int(50 / gigaflops))) if jax.default_backend() == "cpu" else 100
+
+
+def _memory(compiled: Any) -> int:
+    """What the program holds while it runs: arguments, results that do not take their place, and temporaries."""
+    used = compiled.memory_analysis()
+    sizes = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
+    return sizes + used.temp_size_in_bytes
