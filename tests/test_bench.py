@@ -99,23 +99,8 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.C
 def test_the_verb_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"hidden": 8, "batch-size": 4, "observation": 3, "action": 2, "k-max": 2, "steps": 5, "members": 1}
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    assert (
-        cli.run(
-            [
-                "bench",
-                "update",
-                "--agents",
-                "rebrac-dagger",
-                *flags,
-                "--json",
-                str(tmp_path / "b.json"),
-                "--host-loop",
-                "--markdown",
-                str(tmp_path / "b.md"),
-            ]
-        )
-        == 0
-    )
+    out = ["--host-loop", "--json", str(tmp_path / "b.json"), "--markdown", str(tmp_path / "b.md")]
+    assert cli.run(["bench", "update", "--agents", "rebrac-dagger", *flags, *out]) == 0
     printed = capsys.readouterr().out
     assert "1 member: rebrac-dagger = 1.00" in printed
     assert "in a loop on the host" in printed
