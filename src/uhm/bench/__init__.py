@@ -24,6 +24,7 @@ __all__ = [
     "Row",
     "Setting",
     "Subject",
+    "check",
     "host_loop",
     "markdown",
     "products_of",
@@ -64,6 +65,14 @@ def update(
     report: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
     """Measure all `agents` at all sizes of population; `steps` updates of each are timed."""
+    check(agents, members, steps)
+    names = [family(agent).name for agent in agents]
+    bandwidth = copy_bandwidth()
+    return [row for size in members for row in _one_size(names, size, setting, steps, bandwidth, report)]
+
+
+def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> None:
+    """Refuse what cannot be measured, before anything is compiled."""
     for name, values in (("agents", agents), ("members", members)):
         if not values or len(set(values)) != len(values):
             raise UhmError(f"{name} are {list(values)}, and must be at least one, each once.")
@@ -71,9 +80,8 @@ def update(
         raise UhmError(f"members are {list(members)}, and must be at least 1.")
     if steps is not None and steps < TURNS:
         raise UhmError(f"steps is {steps}, and must be at least {TURNS}, one for each turn.")
-    names = [family(agent).name for agent in agents]  # a wrong name fails before anything is compiled
-    bandwidth = copy_bandwidth()
-    return [row for size in members for row in _one_size(names, size, setting, steps, bandwidth, report)]
+    for agent in agents:
+        family(agent)
 
 
 def _one_size(

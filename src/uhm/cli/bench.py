@@ -1,5 +1,6 @@
 """`uhm bench`."""
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,21 +61,27 @@ class Bench:
                 raise UhmError(f"there is no directory {path.parent} to write {path.name} into.")
         members = (1, 5, 25, 100) if self.gpu else self.members
         kinds = ("float32", "bfloat16") if self.gpu else tuple(dict.fromkeys(self.compute_dtype))
+        bench.check(self.agents, members, self.steps)
         sizes = {name: getattr(self, name) for name in ("hidden", "batch_size", "observation", "action", "k_max")}
         settings = [bench.Setting(**sizes, compute_dtype=kind) for kind in kinds]
         rows, loops = [], {}
         with Console(stderr=True).status("starting") as status:
-            for setting in settings:
-                rows += bench.update(self.agents, members, setting, self.steps, status.update)
             for agent in self.agents if self.gpu or self.host_loop else ():
                 status.update(f"measuring {agent} in a loop on the host")
                 loops[agent] = 1e3 * bench.host_loop(agent, settings[0], self.steps or (500 if self.gpu else 20))
+            for setting, size in itertools.product(settings, members):
+                rows += bench.update(self.agents, (size,), setting, self.steps, status.update)
+                self._write(rows, loops, settings[0])  # each time: the largest may not fit into memory
         self._print(rows, loops, settings)
+        return 0
+
+    def _write(self, rows: list[Any], loops: dict[str, float], setting: Any) -> None:
+        from uhm import bench
+
         if self.to is not None:
-            self.to.write_text(json.dumps(bench.to_json(rows, settings[0], self.steps, loops), indent=2) + "\n")
+            self.to.write_text(json.dumps(bench.to_json(rows, setting, self.steps, loops), indent=2) + "\n")
         if self.markdown is not None:
             self.markdown.write_text(bench.markdown(rows, loops))
-        return 0
 
     def _print(self, rows: list[Any], loops: dict[str, float], settings: list[Any]) -> None:
         from rich.console import Console
