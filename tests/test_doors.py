@@ -1,7 +1,7 @@
-"""Every kind of method learns a task of the embedded default, in a time that CI has.
+"""Methods learn a task of the embedded default, in a time that CI has.
 
-`results/rooms` has all five tasks at the full length of the default. MOBILE is MOPO but for its penalty and takes twice
-as long to learn this task, so it is left out; what it and MOPO do not learn, and why, is said in `uhm.agents.mopo`.
+`results/rooms` has all methods and tasks at the full length of the default. Not here: UHM's relatives, which share its
+actor and critic; and MOPO, MOBILE and MAC, which learn this task in twice the time and not with every seed.
 """
 
 import pytest
@@ -18,13 +18,15 @@ def walks(tmp_path_factory):
     return folder
 
 
-STEPS = {"uhm": 1500, "iql": 1500, "rebrac": 2000, "fql": 1500, "mopo": 1600, "mac": 800}
+# Steps and batch: UHM with its preset's 256, for with 64 it needs longer.
+SETTINGS = {"uhm": (1500, 256), "iql": (1500, 64), "rebrac": (2000, 64), "fql": (1500, 64)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "steps"), STEPS.items())
-def test_a_way_through_a_door_is_learned(name, steps, walks, tmp_path):
-    """One task of `rooms` in a quarter of the default's steps and batch, on a fifth of its data, else as preset."""
-    settings = {"seeds": 1, "batch_size": 64, "steps": steps, "eval_interval": steps, "eval_episodes": 20}
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_way_through_a_door_is_learned(name, walks, tmp_path):
+    """One task of `rooms` in a quarter of the default's steps, on a fifth of its data."""
+    steps, batch_size = SETTINGS[name]
+    settings = {"seeds": 1, "batch_size": batch_size, "steps": steps, "eval_interval": steps, "eval_episodes": 20}
     (member,) = start(resolve(name, "rooms-task5", data_dir=walks, **settings), tmp_path / "run")["members"]
     assert member["score"] >= 0.8
