@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from uhm.errors import UhmError
 
 _SIDE_BY_SIDE = 8  # operands of one timed product, so that caches are as cold as in training
+_COLD = 64 << 20  # bytes after which a cache is cold anyway
 
 
 class Product(NamedTuple):
@@ -66,11 +67,13 @@ def _jaxprs(value: Any) -> list[Any]:
 
 def timed_product(kind: Product) -> Callable[[], float]:
     """A function that does the product on several operands and returns the seconds that one took."""
-    keys = jax.random.split(jax.random.key(0), (2, _SIDE_BY_SIDE))
-    lefts, rights = (
-        [jax.random.normal(key, shape).astype(kind.dtype) for key in row]
-        for row, shape in zip(keys, (kind.left, kind.right), strict=True)
-    )
+    larger = max(int(np.prod(shape)) * np.dtype(kind.dtype).itemsize for shape in (kind.left, kind.right))
+    side_by_side = max(1, min(_SIDE_BY_SIDE, _COLD // larger))
+
+    @jax.jit
+    def operands() -> list[list[jax.Array]]:
+        fill = lambda shape, i: jnp.full(shape, 0.5 + i / 16, kind.dtype)  # noqa: E731
+        return [[fill(shape, i) for i in range(side_by_side)] for shape in (kind.left, kind.right)]
 
     @jax.jit
     def products(lefts: list[jax.Array], rights: list[jax.Array]) -> list[jax.Array]:
@@ -80,9 +83,11 @@ def timed_product(kind: Product) -> Callable[[], float]:
         return [dot(a, b) for a, b in zip(lefts, rights, strict=True)]
 
     def run() -> float:
+        # Made anew each time: those of all products together would not fit into memory.
+        lefts, rights = jax.block_until_ready(operands())
         start = time.perf_counter()
         jax.block_until_ready(products(lefts, rights))
-        return (time.perf_counter() - start) / _SIDE_BY_SIDE
+        return (time.perf_counter() - start) / side_by_side
 
     run()
     return run
