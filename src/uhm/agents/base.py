@@ -5,8 +5,9 @@ pytree of scalars that may differ from member to member of a population. Nothing
 trainer does that.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -31,6 +32,23 @@ class Spec(NamedTuple):
     observation_high: np.ndarray
     observation_mean: np.ndarray
     observation_std: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What changes the compiled program and every agent of this package has; agents add fields of their own."""
+
+    hidden: tuple[int, ...] = (512, 512, 512, 512)
+    """Widths of every network."""
+    batch_size: int = 256
+    """Transitions per gradient step."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of matrix products; parameters and sums are float32 always."""
+
+    @property
+    def dtype(self) -> str | None:
+        """`compute_dtype` as networks take it: None is float32, with nothing rounded."""
+        return None if self.compute_dtype == "float32" else self.compute_dtype
 
 
 class Agent(NamedTuple):

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from uhm import flow, horizons, nets
+from uhm.agents import base
 from uhm.agents.base import Agent, Batch, Metrics, Spec, stop
 from uhm.agents.descent import State, descend, start
 from uhm.agents.horizon_model import THRESHOLD, HorizonModel
@@ -26,13 +27,9 @@ from uhm.data.sampling import Sampler
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(base.Config):
     """What changes the compiled program."""
 
-    hidden: tuple[int, ...] = (512, 512, 512, 512)
-    """Widths of every network."""
-    batch_size: int = 256
-    """Transitions per gradient step."""
     q_agg: Literal["min", "mean"] = "mean"
     """How the two critics are combined, in targets and in the actor's loss."""
     flow_steps: int = 5
@@ -47,8 +44,6 @@ class Config:
     """How the horizon n enters the vector field."""
     standardise: bool = False
     """Scale the model's inputs and outputs by the data's mean and standard deviation."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products; parameters and sums are float32 always."""
 
 
 @jax.tree_util.register_dataclass
@@ -168,7 +163,7 @@ def smooth(key: PRNGKeyArray, action: Float[Array, "*B A"], noise: Any, clip: An
 
 def build(config: Config, spec: Spec, method: Method) -> Agent:
     """The agent of a method."""
-    dtype = None if config.compute_dtype == "float32" else config.compute_dtype
+    dtype = config.dtype
 
     def init(key: PRNGKeyArray, hyper: Hyper) -> State:
         key_critic, key_actor, key_model, key_reward = jax.random.split(key, 4)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from uhm import flow, nets
+from uhm.agents import base
 from uhm.agents.base import Agent, Metrics, Spec, stop
 from uhm.agents.core import aggregate, critic_loss
 from uhm.agents.descent import State, descend, start
@@ -23,21 +24,15 @@ from uhm.data.sampling import Transitions, transitions
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(base.Config):
     """What changes the compiled program."""
 
-    hidden: tuple[int, ...] = (512, 512, 512, 512)
-    """Widths of every network."""
-    batch_size: int = 256
-    """Transitions per gradient step."""
     q_agg: Literal["min", "mean"] = "mean"
     """How the two critics are combined in targets; the actor's loss takes their mean always."""
     flow_steps: int = 10
     """Steps of the ODE solver; midpoint evaluates twice per step."""
     ode: Literal["midpoint", "euler"] = "euler"
     """ODE solver."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products; parameters and sums are float32 always."""
 
 
 @jax.tree_util.register_dataclass
@@ -71,7 +66,7 @@ class Noise(NamedTuple):
 
 
 def make(config: Config, spec: Spec) -> Agent:
-    dtype = None if config.compute_dtype == "float32" else config.compute_dtype
+    dtype = config.dtype
 
     def init(key: PRNGKeyArray, hyper: Hyper) -> State:
         key_critic, key_flow, key_actor = jax.random.split(key, 3)

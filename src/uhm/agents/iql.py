@@ -9,28 +9,22 @@ action. m is 0 where the task ends.
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from uhm import nets
+from uhm.agents import base
 from uhm.agents.base import Agent, Metrics, Spec, stop
 from uhm.agents.descent import State, descend, start
 from uhm.data.sampling import Transitions, transitions
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(base.Config):
     """What changes the compiled program."""
-
-    hidden: tuple[int, ...] = (512, 512, 512, 512)
-    """Widths of every network."""
-    batch_size: int = 256
-    """Transitions per gradient step."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products; parameters and sums are float32 always."""
 
 
 @jax.tree_util.register_dataclass
@@ -59,7 +53,7 @@ class Networks(NamedTuple):
 
 
 def make(config: Config, spec: Spec) -> Agent:
-    dtype = None if config.compute_dtype == "float32" else config.compute_dtype
+    dtype = config.dtype
 
     def init(key: PRNGKeyArray, hyper: Hyper) -> State:
         key_critic, key_value, key_actor = jax.random.split(key, 3)

@@ -24,6 +24,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from uhm import flow, nets
+from uhm.agents import base
 from uhm.agents.base import Agent, Metrics, Spec, stop
 from uhm.agents.descent import State, descend, start
 from uhm.agents.dynamics import scaling
@@ -32,11 +33,9 @@ from uhm.data.sampling import Chunks, chunks
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(base.Config):
     """What changes the compiled program."""
 
-    hidden: tuple[int, ...] = (512, 512, 512, 512)
-    """Widths of every network."""
     batch_size: int = 256
     """Transitions per gradient step, each over a chunk of actions."""
     chunk: int = 10
@@ -51,8 +50,6 @@ class Config:
     """Steps of the ODE solver; midpoint evaluates twice per step."""
     ode: Literal["midpoint", "euler"] = "euler"
     """ODE solver."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products; parameters and sums are float32 always."""
 
 
 @jax.tree_util.register_dataclass
@@ -104,7 +101,7 @@ class Imagined(NamedTuple):
 
 
 def make(config: Config, spec: Spec) -> Agent:
-    dtype = None if config.compute_dtype == "float32" else config.compute_dtype
+    dtype = config.dtype
     scaled, hidden = scaling(spec), config.hidden
     size, width = spec.observation_size, config.chunk * spec.action_size
 

@@ -23,7 +23,7 @@ middle, value leaks through: the policies walk into the wall. Penalties of 20 an
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -32,6 +32,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from uhm import nets
+from uhm.agents import base
 from uhm.agents.base import Agent, Metrics, Spec, stop
 from uhm.agents.descent import State as Learner
 from uhm.agents.descent import descend, start
@@ -40,11 +41,9 @@ from uhm.data.sampling import Transitions, transitions
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(base.Config):
     """What changes the compiled program."""
 
-    hidden: tuple[int, ...] = (512, 512, 512, 512)
-    """Widths of every network."""
     batch_size: int = 256
     """Transitions per gradient step, real and imagined ones together."""
     real_fraction: float = 0.25
@@ -57,8 +56,6 @@ class Config:
     """Rollouts that begin at every gradient step."""
     rollout_age: int = 5000
     """Gradient steps for which imagined transitions are kept."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products; parameters and sums are float32 always."""
 
 
 @jax.tree_util.register_dataclass
@@ -148,7 +145,7 @@ def largest_deviation(
 
 def build(config: Config, spec: Spec, penalty: Penalty) -> Agent:
     """The agent that fines imagined rewards by `penalty`."""
-    dtype = None if config.compute_dtype == "float32" else config.compute_dtype
+    dtype = config.dtype
     scaled, real_rows = scaling(spec), int(config.real_fraction * config.batch_size)
     sizes, hidden = (spec.observation_size, spec.action_size), config.hidden
 

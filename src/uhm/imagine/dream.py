@@ -110,10 +110,8 @@ class Dream:
     @functools.cached_property
     def data(self) -> Dataset | None:
         """The run's data, or None where they are not any more."""
-        plan = self.plan
-        options: dict[str, Any] = {"data_dir": plan.data_dir, "dataset": plan.dataset, "transitions": plan.transitions}
         try:
-            return load([self.task], placement=plan.placement, **options)  # pyright: ignore[reportArgumentType]
+            return load([self.task], **self.plan.data_options)
         except UhmError:
             return None
 

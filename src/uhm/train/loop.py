@@ -201,10 +201,8 @@ def session(plan: Plan, run: Run, dataset: Dataset | None = None) -> Iterator[Tr
 def data_of(plan: Plan) -> Dataset:
     """The plan's data; those of the embedded default are made if they are not there."""
     wanted = [tasks.task(name) for name in plan.tasks]
-    options: dict[str, Any] = {"data_dir": plan.data_dir, "dataset": plan.dataset, "transitions": plan.transitions}
-    options["placement"] = plan.placement
     try:
-        return load(wanted, **options)
+        return load(wanted, **plan.data_options)
     except UhmError:
         if plan.environment is not tasks.ROOMS or plan.dataset is not None:
             raise
@@ -212,7 +210,7 @@ def data_of(plan: Plan) -> Dataset:
     from uhm.data.source import data_directory
 
     make(tasks.ROOMS, data_directory(plan.data_dir), progress=False)
-    return load(wanted, **options)
+    return load(wanted, **plan.data_options)
 
 
 @contextmanager

@@ -48,6 +48,11 @@ class Plan:
     def members(self) -> list[Member]:
         return grid(self.tasks, self.seeds, self.axes)
 
+    @property
+    def data_options(self) -> dict[str, Any]:
+        """What `uhm.data.load` is told about where the data are and where they go."""
+        return {name: getattr(self, name) for name in ("data_dir", "dataset", "transitions", "placement")}
+
     def k_max(self) -> int:
         """The longest horizon that any member reaches, which fixes the shapes of the program."""
         longest = 1
