@@ -9,6 +9,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "uhm"
 LAYERS = (
     "errors",
+    "interrupts",
     "horizons",
     "returns",
     "nets",

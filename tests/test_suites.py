@@ -1,9 +1,12 @@
 """Suites: which populations, what the directories say about them, how long they take."""
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 
 from small_runs import make_data
 from uhm import cli, presets, tasks
-from uhm.agents import FAMILIES
+from uhm.agents import iql
 from uhm.errors import UhmError
 from uhm.runs import Run
 from uhm.suites import data, overview, runner, speed
@@ -67,7 +70,7 @@ def test_agents_and_names(tmp_path):
     assert len(named) == 2 * 11
     one = populations(["cube-double-play-task2"], ["uhm"], out=tmp_path)[0]
     assert one.name == "uhm-cube-double-play-task2"
-    assert one.tasks == ("cube-double-play-task2",)
+    assert one.plan.tasks == ("cube-double-play-task2",)
     assert {p.agent for p in populations(["rooms"])} == {"rebrac-dagger", "mbtd", "dtd", "ghm", "uhm"}
     with pytest.raises(UhmError, match="Did you mean mopo"):
         populations(["rooms"], ["mopoo"])
@@ -96,9 +99,8 @@ def test_ablations(name, hyper, values, tmp_path):
         assert environments == {e.name for e in tasks.SUITES["standard"]}
     for population in wanted:
         assert population.agent == "uhm"
-        assert population.plan
-        assert set(population.axes[hyper]) == values
-        assert population.members == 5 * 5 * len(values) == len(population.plan.members())
+        assert set(population.plan.axes[hyper]) == values
+        assert population.members == 5 * 5 * len(values)
         # The paper's own setting is one of the values, so that the curves have their reference among them.
         assert population.plan.family.Hyper().__dict__[hyper] in values
         assert population.name.endswith(f"-{name}")
@@ -111,16 +113,21 @@ def test_an_unknown_ablation():
     assert set(ABLATIONS) == {"lambda-schedule", "beta", "q", "terminal"}
 
 
-def test_an_agent_that_is_not_there(monkeypatch, tmp_path, capsys):
-    monkeypatch.delitem(FAMILIES, "ghm")
-    arguments = ["rooms", "--agents", "uhm,ghm", "--out", str(tmp_path)]
-    assert cli.run(["suite", "plan", *arguments, "--json"]) == 0
+@dataclasses.dataclass(frozen=True)
+class OwnConfig:
+    width: int = 8
+
+
+def test_an_agent_of_the_users_own(monkeypatch, tmp_path, capsys):
+    """It has its own directory, though it is called as one of ours, and may name its sizes as it likes."""
+    own = types.SimpleNamespace(make=iql.make, Config=OwnConfig, Hyper=iql.Hyper)
+    monkeypatch.setitem(sys.modules, "iql", own)
+    arguments = ["suite", "plan", "rooms", "--out", str(tmp_path), "--agents"]
+    assert cli.run([*arguments, "iql,module:iql", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["populations"]
-    assert [(row["agent"], row["implemented"]) for row in rows] == [("uhm", True), ("ghm", False)]
-    assert cli.run(["suite", "run", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert said == "uhm: not there yet: ghm. Run the others with `--agents uhm`.\n"
-    assert list(tmp_path.iterdir()) == []
+    assert [(row["agent"], row["name"]) for row in rows] == [("iql", "iql-rooms"), ("module:iql", "module-iql-rooms")]
+    assert cli.run([*arguments, "module:nobody"]) == 2
+    assert "no Python module 'nobody'" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------------- directories
@@ -224,11 +231,24 @@ def test_what_nobody_measured_is_unknown():
         one("cube-double-play", "uhm", hidden=(256, 256)),
         one("cube-triple-play", "mbtd", q=0.1),  # a longer horizon, all of which it rolls out
         one("cube-triple-play", "dtd", q=0.1),
+        one("cube-triple-play", "dtd", q=[0.2, 0.1], seeds=1),  # the longest of its members counts
         one("cube-double-play", "iql"),
     ]
     assert [at_speed(population, [], "cpu") for population in unknown] == [None] * len(unknown)
     assert speed.estimate(unknown[0], None, 0)["basis"] == "unknown"
     assert at_speed(one("cube-triple-play", "ghm"), [], "cpu") is not None
+    for agent in ("uhm", "ghm"):  # these pay nothing for a longer horizon
+        longer = at_speed(one("cube-triple-play", agent, q=0.1), [], "cpu")
+        assert longer == at_speed(one("cube-triple-play", agent), [], "cpu")
+    assert at_speed(one("cube-triple-play", "dtd", q=[0.2, 0.3], seeds=1), [], "cpu") is not None
+
+
+def test_own_runs_of_another_horizon_say_nothing(tmp_path):
+    longer = one("cube-triple-play", "dtd", q=0.1, out=tmp_path)
+    write_run(longer, "NVIDIA A100", 0.004)
+    runs = speed.runs_in(tmp_path)
+    assert at_speed(longer, runs, "NVIDIA A100").milliseconds == pytest.approx(4.0)
+    assert at_speed(one("cube-triple-play", "dtd"), runs, "NVIDIA A100").device == "NVIDIA H200"
 
 
 def write_run(population, device, pace):
@@ -332,7 +352,7 @@ def test_bad_flags(capsys, tmp_path):
 
 
 def test_ray_is_an_extra(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     flags = ["--out", str(tmp_path / "out"), "--data-dir", str(make_data(tmp_path / "data"))]
     assert cli.run(["suite", "run", "rooms", "--on", "ray", *flags]) == 2
     assert "pip install 'uhm[cluster]'" in capsys.readouterr().err

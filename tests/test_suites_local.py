@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +19,10 @@ from uhm import cli
 from uhm.errors import UhmError
 from uhm.runs import Run
 from uhm.runs.files import Lock
-from uhm.suites import lease, local, runner, speed
+from uhm.suites import lease, local, runner, speed, worker
 from uhm.suites.lease import Lease, lease_of
 from uhm.suites.plan import populations
+from uhm.suites.worker import Job
 from uhm.train import start
 
 # A worker that trains nothing: it notes when and on which GPU it was, and ends as its population's name says.
@@ -29,7 +32,7 @@ job = json.loads(sys.stdin.readline())
 directory = pathlib.Path(job["directory"])
 begin = time.monotonic()
 time.sleep(0.3)
-record = {"name": directory.name, "gpu": os.environ.get("CUDA_VISIBLE_DEVICES"), "cores": job["cores"]}
+record = {"name": directory.name, "gpu": os.environ.get("CUDA_VISIBLE_DEVICES"), "job": job}
 with open(directory.parent / "log", "a") as file:
     file.write(json.dumps(record | {"step": 0, "begin": begin, "end": time.monotonic()}) + "\\n")
 if directory.name.startswith("ghm"):
@@ -52,7 +55,10 @@ def test_slots(two_gpus, monkeypatch):
     found = local.slots()
     assert [slot.environment for slot in found] == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]
     assert [slot.cores for slot in found] == [(0, 2, 4), (1, 3, 5)]
+    assert [(slot.label, slot.platform) for slot in found] == [("gpu 3", "gpu"), ("gpu 5", "gpu")]
     assert [slot.label for slot in local.slots("cpu")] == ["cpu"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,9")
+    assert [slot.label for slot in local.slots()] == ["gpu 3", "gpu 5"]  # JAX sees two, whatever the third is
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert [slot.label for slot in local.slots()] == ["gpu 0", "gpu 1"]
     monkeypatch.setattr(local, "devices", lambda: speed.Devices("cpu", "cpu", 1))
@@ -76,6 +82,11 @@ def test_gpus_side_by_side_and_failures_stop_nobody(two_gpus, monkeypatch, tmp_p
     ran = lines(tmp_path / "log")
     assert sorted(record["name"] for record in ran) == sorted(population.name for population in wanted)
     assert {record["gpu"] for record in ran} == {"3", "5"}
+    where = {row.population.name: row.where for row in rows}
+    for record in ran:
+        assert where[record["name"]] == record["job"]["where"] == f"gpu {record['gpu']}"
+        assert record["job"]["platform"] == "gpu"
+        assert record["job"]["cores"] == ([0, 2, 4] if record["gpu"] == "3" else [1, 3, 5])
     overlaps = 0
     for a in ran:
         for b in ran:
@@ -91,6 +102,58 @@ def test_gpus_side_by_side_and_failures_stop_nobody(two_gpus, monkeypatch, tmp_p
     assert "ghm-rooms failed: its process was ended by signal 9." in said
     assert "6 of 10 are not done; the same command tries them again." in said
     assert (tmp_path / ".suite" / "dtd-rooms.log").read_text() == "no such thing\n"
+
+
+def test_a_worker_takes_its_device_and_cores(monkeypatch, tmp_path):
+    taken = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *given: taken.append(given))
+    monkeypatch.setenv("JAX_PLATFORMS", "any")
+    worker._settle(Job("run", {}, "gpu", (1, 3)))
+    assert (taken, os.environ["JAX_PLATFORMS"]) == ([(0, (1, 3))], "any")
+    worker._settle(Job("run", {}, "cpu"))
+    assert (taken, os.environ["JAX_PLATFORMS"]) == ([(0, (1, 3))], "cpu")
+    with pytest.raises(UhmError, match="JAX does not see it"):  # it would train on the CPU for weeks
+        worker._train(Job("run", {}, "gpu"), tmp_path / "run")
+
+
+class Deaf:
+    """An executor whose population never ends by itself; the user sends a signal whenever it is looked at."""
+
+    def __init__(self, signals):
+        self.signals, self.calls = list(signals), []
+
+    def free(self):
+        return self.calls[-1:] != ["start"]  # also when it was told to stop, and nobody may start any more
+
+    def start(self, population):
+        self.calls.append("start")
+
+    def ended(self):
+        signal.raise_signal(self.signals.pop(0))
+        return {}
+
+    def where(self, population):
+        return "here"
+
+    def stop(self):
+        self.calls.append("stop")
+
+    def kill(self):
+        self.calls.append("kill")
+
+    def close(self):
+        self.calls.append("close")
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_who_asks_twice_does_not_wait(second, tmp_path):
+    wanted = populations(["rooms"], ["uhm", "dtd"], out=tmp_path)
+    executor = Deaf([signal.SIGTERM, second])
+    console = Console(file=(tmp_path / "said").open("w"))
+    with pytest.raises(KeyboardInterrupt, match="stopped with 0 of 2 done; the same command goes on"):
+        runner.run(wanted, executor, console)
+    console.file.close()
+    assert executor.calls == ["start", "stop", "kill", "close"]
 
 
 # ------------------------------------------------------------------------------------------------- real populations
@@ -125,7 +188,6 @@ def test_ctrl_c_and_a_kill(command, tmp_path, capsys):
     make_data(tmp_path / "data")
     settings = {**SETTINGS, "hidden": (16,), "data_dir": str(tmp_path / "data")}
     (whole,) = populations(["rooms-task1"], ["rebrac-dagger"], out=tmp_path / "whole", **settings)
-    assert whole.plan
     start(whole.plan, whole.directory)
     run = tmp_path / "out" / whole.name
 
@@ -157,6 +219,20 @@ def test_ctrl_c_and_a_kill(command, tmp_path, capsys):
     before = (run / "summary.json").stat().st_mtime_ns
     assert cli.run(command) == 0  # nothing is left
     assert (run / "summary.json").stat().st_mtime_ns == before
+
+
+def test_an_agent_of_the_users_own(tmp_path, monkeypatch, capsys):
+    """The worker is another process, and finds the module where the user stands."""
+    shutil.copy(Path(__file__).parents[1] / "docs" / "examples" / "bc.py", tmp_path / "cloned.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # for this process, whose path may name another "."
+    given = {"seeds": 1, "steps": 20, "eval_episodes": 2, "hidden": 8, "batch_size": 8}
+    given |= {"data_dir": make_data(tmp_path / "data"), "out": tmp_path / "out", "device": "cpu"}
+    flags = [str(word) for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
+    assert cli.run(["suite", "run", "rooms-task1", "--agents", "module:cloned", *flags]) == 0
+    assert "1 done" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "out" / "module-cloned-rooms-task1" / "summary.json").read_text())
+    assert (summary["agent"], summary["steps"]) == ("module:cloned", 20)
 
 
 # ------------------------------------------------------------------------------------------------------------ lease

@@ -61,7 +61,6 @@ def undisturbed(data, tmp_path_factory):
     """What each population finds out if nothing happens, without Ray."""
     out = tmp_path_factory.mktemp("undisturbed")
     for population in wanted(out, data):
-        assert population.plan
         start(population.plan, population.directory)
     return {population.name: outcome(population.directory) for population in wanted(out, data)}
 

@@ -19,7 +19,7 @@ class _Common:
     names: Positional[tuple[str, ...]] = ()
     """standard, noisy, long-horizon, paper, pointmaze, or environments (default with --ablation: the paper's)."""
     agents: tuple[str, ...] = ()
-    """Which agents, separated by commas or spaces (default: those that the paper reports on each suite)."""
+    """Agents, or module:NAME for your own, by commas or spaces (default: those that the paper reports on a suite)."""
     ablation: str | None = None
     """lambda-schedule, beta, q or terminal: populations of uhm with the paper's values of it."""
     out: Path = Path("runs/suite")

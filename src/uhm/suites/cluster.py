@@ -69,7 +69,6 @@ class OnRay:
         return True
 
     def start(self, population: Population) -> None:
-        assert population.plan
         directory = population.directory.absolute()
         platform = "gpu" if self.asked["num_gpus"] else "cpu"
         job = Job(str(directory), population.plan.to_json(), platform, patience=_PATIENCE)

@@ -17,9 +17,9 @@ def missing(wanted: Sequence[Population]) -> list[tuple[Environment, Path]]:
     absent: dict[tuple[Environment, Path], None] = {}
     for population in wanted:
         plan = population.plan
-        directory = data_directory(plan.data_dir if plan else None)
+        directory = data_directory(plan.data_dir)
         try:
-            find(population.environment, directory, dataset=plan.dataset if plan else None)
+            find(population.environment, directory, dataset=plan.dataset)
         except UhmError:
             absent[population.environment, directory] = None
     return list(absent)

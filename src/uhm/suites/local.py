@@ -56,7 +56,6 @@ class Local:
 
     def start(self, population: Population) -> None:
         slot = next(slot for slot in self.places if slot.process is None)
-        assert population.plan
         job = Job(str(population.directory), population.plan.to_json(), slot.platform, slot.cores, where=slot.label)
         root = str(Path(uhm.suites.worker.__file__).parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))

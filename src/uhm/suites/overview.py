@@ -47,11 +47,10 @@ def _row(population: Population, runs: Sequence[speed.Measured], here: str) -> d
         "environment": population.environment.name,
         "suite": population.environment.suite,
         "agent": population.agent,
-        "implemented": population.plan is not None,
-        "tasks": list(population.tasks),
-        "seeds": list(population.seeds),
+        "tasks": list(population.plan.tasks),
+        "seeds": list(population.plan.seeds),
         "steps": population.steps,
-        "axes": population.axes,
+        "axes": population.plan.axes,
         "members": population.members,
         "directory": str(population.directory),
         "state": now.state,
@@ -80,9 +79,8 @@ def show(plan: dict[str, Any]) -> None:
     for row in plan["populations"]:
         success = "" if row["success"] is None else f"{100 * row['success']:.0f} %"
         at = f"{_short(row['step'])}/" if row["step"] and row["state"] != "done" else ""
-        state = row["state"] if row["implemented"] else "not there yet"
         numbers = (_sizes(row), f"{at}{_short(row['steps'])}")
-        styled = f"[{_STYLE[row['state']]}]{state}[/]"
+        styled = f"[{_STYLE[row['state']]}]{row['state']}[/]"
         table.add_row(row["name"], *numbers, styled, success, _hours(row))
     console.print(table)
     for row in plan["populations"]:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from uhm import presets, tasks
-from uhm.agents import FAMILIES
-from uhm.errors import UhmError, unknown
+from uhm.errors import UhmError
 from uhm.suites.ablations import AGENT, SEEDS, Ablation, ablation
 from uhm.tasks import Environment, Task
 from uhm.train.plan import Plan, resolve
@@ -23,25 +22,28 @@ _FREE = ("data_dir", "placement", "checkpoint_interval")
 class Population:
     """One environment x one agent x all tasks x all seeds x the values of an ablation, in one run directory."""
 
-    environment: Environment
-    agent: str
-    tasks: tuple[str, ...]
-    seeds: tuple[int, ...]
-    steps: int
-    axes: dict[str, list[Any]]
+    plan: Plan
     directory: Path
-    plan: Plan | None  # None where the agent is not there
 
     @property
     def name(self) -> str:
         return self.directory.name
 
     @property
+    def environment(self) -> Environment:
+        return self.plan.environment
+
+    @property
+    def agent(self) -> str:
+        return self.plan.agent
+
+    @property
+    def steps(self) -> int:
+        return self.plan.steps
+
+    @property
     def members(self) -> int:
-        count = len(self.tasks) * len(self.seeds)
-        for values in self.axes.values():
-            count *= len(values)
-        return count
+        return len(self.plan.members())
 
 
 def populations(
@@ -64,9 +66,6 @@ def populations(
     for name in names or (what.environments if what else ()):
         for task in tasks.resolve(name):
             wanted.setdefault(task.environment, {})[task] = None
-    for agent in agents:
-        if agent not in presets.AGENTS and agent not in FAMILIES:
-            raise unknown("agent", agent, presets.AGENTS, f"Agents are: {', '.join(presets.AGENTS)}.")
     found = []
     for environment, chosen in wanted.items():
         for agent in dict.fromkeys(agents) or default_agents(environment, what):
@@ -78,14 +77,6 @@ def default_agents(environment: Environment, what: Ablation | None = None) -> tu
     if what is not None:
         return (AGENT,)
     return presets.paper_agents(environment.suite) or _ALWAYS
-
-
-def require_agents(wanted: Sequence[Population]) -> None:
-    """Refuse populations whose agent is not there."""
-    absent = list(dict.fromkeys(population.agent for population in wanted if population.plan is None))
-    if absent:
-        there = ",".join(dict.fromkeys(p.agent for p in wanted if p.plan is not None)) or ",".join(FAMILIES)
-        raise UhmError(f"not there yet: {', '.join(absent)}. Run the others with `--agents {there}`.")
 
 
 def _population(
@@ -101,21 +92,11 @@ def _population(
     seeds = seeds or (SEEDS if what else environment.seeds)
     steps = steps or environment.steps
     axes = {what.hyper: list(what.values)} if what else {}
-    plan = None
-    if agent in FAMILIES:
-        plan = resolve(agent, chosen, seeds=seeds, steps=steps, **{**settings, **axes})
+    plan = resolve(agent, chosen, seeds=seeds, steps=steps, **{**settings, **axes})
     some = [] if len(chosen) == len(environment.tasks) else [f"task{task.index}" for task in chosen]
-    name = "-".join([agent, environment.name, *some, *([what.name] if what else [])])
-    return Population(
-        environment=environment,
-        agent=agent,
-        tasks=tuple(task.name for task in chosen),
-        seeds=plan.seeds if plan else tuple(range(seeds)),
-        steps=steps,
-        axes=axes,
-        directory=out / name,
-        plan=plan,
-    )
+    # A user's own `module:iql` is not ours, and a colon does not belong into a path.
+    name = "-".join([agent.replace(":", "-"), environment.name, *some, *([what.name] if what else [])])
+    return Population(plan, out / name)
 
 
 def differences(plan: Plan, config: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ wait. What is shown comes from the run directories, so it is the same here and o
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
@@ -16,8 +16,9 @@ from rich.live import Live
 from rich.table import Table
 
 from uhm.errors import UhmError
+from uhm.interrupts import interruptible
 from uhm.suites.lease import log_of
-from uhm.suites.plan import Population, require_agents
+from uhm.suites.plan import Population
 from uhm.suites.status import Progress, progress, status
 from uhm.suites.worker import Outcome
 
@@ -69,7 +70,6 @@ class Row:
 
 def split(wanted: Sequence[Population]) -> tuple[list[Population], list[Population]]:
     """Those that are done and those that are left; refuses directories that hold another run."""
-    require_agents(wanted)
     states = [status(population) for population in wanted]
     for population, now in zip(wanted, states, strict=True):
         if now.state == "differs":
@@ -88,51 +88,46 @@ def run(wanted: Sequence[Population], executor: Executor | None, console: Consol
     rows = {p.name: Row(p, "done" if p in done else "waiting") for p in wanted}
     if executor is None:
         return list(rows.values())
-    asked = False
-    with _interruptible() as interrupts, _shown(rows, console) as show:
+    with interruptible(signal.SIGINT, signal.SIGTERM) as stopped, _shown(rows, console) as show:
         try:
-            while waiting or any(row.state == "running" for row in rows.values()):
-                if interrupts.is_set() and asked:
-                    executor.kill()
-                    break
-                if interrupts.is_set():
-                    interrupts.clear()
-                    asked, waiting = True, []
-                    executor.stop()
-                while waiting and executor.free():
-                    population = waiting.pop(0)
-                    executor.start(population)
-                    rows[population.name].state = "running"
-                for name, outcome in executor.ended().items():
-                    rows[name].state, rows[name].reason = outcome
-                for row in rows.values():
-                    if row.state == "running":
-                        row.where = executor.where(row.population) or row.where
-                show()
-                interrupts.wait(_LOOK)
+            _drive(rows, waiting, executor, stopped, show)
+        except KeyboardInterrupt:  # asked again
+            executor.kill()
         finally:
             executor.close()
-    if asked:
-        finished = sum(row.state == "done" for row in rows.values())
+    finished = sum(row.state == "done" for row in rows.values())
+    if stopped.is_set() and finished < len(rows):
         raise KeyboardInterrupt(f"stopped with {finished} of {len(rows)} done; the same command goes on.")
     return list(rows.values())
 
 
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    usual = [signal.getsignal(number) for number in signals]
-    for number in signals:
-        signal.signal(number, lambda *_: event.set())
-    try:
-        yield event
-    finally:
-        for number, handler in zip(signals, usual, strict=True):
-            signal.signal(number, handler)
+def _drive(
+    rows: dict[str, Row],
+    waiting: list[Population],
+    executor: Executor,
+    stopped: threading.Event,
+    show: Callable[[], None],
+) -> None:
+    """Until all have ended, or those that run when `stopped` is set."""
+    asked = False
+    while waiting or any(row.state == "running" for row in rows.values()):
+        if stopped.is_set() and not asked:
+            asked, waiting = True, []
+            executor.stop()
+        while waiting and executor.free():
+            population = waiting.pop(0)
+            executor.start(population)
+            rows[population.name].state = "running"
+        for name, outcome in executor.ended().items():
+            rows[name].state, rows[name].reason = outcome
+        for row in rows.values():
+            if row.state == "running":
+                row.where = executor.where(row.population) or row.where
+        show()
+        if asked:
+            time.sleep(_LOOK)
+        else:
+            stopped.wait(_LOOK)
 
 
 @contextmanager

@@ -83,8 +83,6 @@ def devices() -> Devices:
 def speed(population: Population, runs: Sequence[Measured], here: str) -> Speed | None:
     """Of one population on this machine's device `here`; None if nothing is known."""
     plan = population.plan
-    if plan is None:
-        return None
     agent, members, k_max, size = population.agent, population.members, _k_max(plan), _size(plan)
     alike = [m for m in runs if m.agent == agent and m.size == size and _same_horizon(m, agent, k_max)]
     # On a machine without a GPU people plan for those that have one.
@@ -185,7 +183,8 @@ def _same_horizon(one: Measured, agent: str, k_max: int) -> bool:
 
 
 def _size(plan: Plan) -> tuple[tuple[int, ...], int]:
-    return tuple(plan.config["hidden"]), int(plan.config["batch_size"])
+    """A user's own agent may call them something else: then they do not tell its runs apart."""
+    return tuple(plan.config.get("hidden", ())), int(plan.config.get("batch_size", 0))
 
 
 def _k_max(plan: Plan) -> int:

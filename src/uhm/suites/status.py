@@ -31,8 +31,6 @@ def status(population: Population) -> Status:
     directory = population.directory
     if not (directory / "config.json").exists():
         return Status("left")
-    if population.plan is None:
-        return Status("differs", note=f"{population.agent} is not there to compare with")
     try:
         other = differences(population.plan, read_json(directory / "config.json"))
     except UhmError as error:

@@ -6,7 +6,6 @@ again from the restored parameters. Randomness depends on member and step alone,
 """
 
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from uhm.data import Dataset, batches
 from uhm.data.source import load
 from uhm.errors import UhmError
 from uhm.evaluate import Episode, Evaluator, make_act, score, success_by_step
+from uhm.interrupts import interruptible
 from uhm.population import Population
 from uhm.runs import Run, params_sha256
 from uhm.runs.environment import versions
@@ -65,7 +65,7 @@ class Training:
 
     def go(self, update: progress.Update) -> bool:
         """Train to the end; False if the user asked to stop, after saving what there is."""
-        with _interruptible() as stopped:
+        with interruptible(signal.SIGINT) as stopped:
             while self.step < self.plan.steps and not stopped.is_set():
                 self._chunk()
                 update(self.step, self.success)
@@ -211,23 +211,3 @@ def data_of(plan: Plan) -> Dataset:
 
     make(tasks.ROOMS, data_directory(plan.data_dir), progress=False)
     return load(wanted, **plan.data_options)
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets; the second one interrupts as usual."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-    usual = signal.getsignal(signal.SIGINT)
-
-    def ask(*_: object) -> None:
-        stopped.set()
-        signal.signal(signal.SIGINT, usual)
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGINT, usual)
