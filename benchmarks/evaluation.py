@@ -8,9 +8,14 @@ and after, as a machine's speed wanders; the mean counts. `evaluator` is a whole
 4 x 512 whose weights are random, with workers started and programs compiled. The number of episodes is a multiple of
 the lanes, so that the end of the run, where lanes fall idle, does not count: real runs have hundreds of episodes.
 
-Where a step is as short as in pointmaze (80 microseconds), two cores cannot reach 80 %: a 4 x 512 actor needs 1.6
-million operations, about 20 microseconds of a core, for each. 0.64 was measured there, 0.82 and 0.84 for antmaze-large
-and cube-double.
+Where a step is as short as in pointmaze, two cores do not reach 80 %. There two processes step 25,000 times a second,
+78 microseconds of a core for each, so that a policy may take 19. A 4 x 512 actor is 1.6 million operations a row: 18
+microseconds for a batch of 128 on one core that does nothing else, which is 90 billion operations a second. What comes
+on top: 29 in place of 18 where XLA's two threads and the workers want the same cores and caches (3 of them Python), 8
+for the workers, which are disturbed by it (1 of them for the board, 0.6 for resets), and a tenth of the time a core
+waits. 0.62 of the clock and 0.69 of processor time were measured on an idle machine. Three or four parts of lanes in
+place of two halves leave less waiting (5 %), but smaller batches cost more than that; one XLA thread saves 5
+microseconds, but there is no such setting for a single program.
 
 Ratios by the clock are only worth something on an idle machine. `cpu` is the ratio of processor time per step, all
 processes counted: where workers leave no core idle, it is what an idle machine would show.

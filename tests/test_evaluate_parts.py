@@ -12,7 +12,7 @@ from uhm import envs, tasks
 from uhm.envs import rooms
 from uhm.errors import UhmError
 from uhm.evaluate import Episode, make_act, record_video, score, success_by_step, video
-from uhm.evaluate.policy import act_rows
+from uhm.evaluate.policy import act_rows, by_member
 
 POINT = tasks.environment("pointmaze-medium-navigate")
 
@@ -75,13 +75,15 @@ def test_rows_of_any_members_get_their_own_actions(kind: str) -> None:
         shapes.append(observations.shape)
         return act(observations, count)
 
-    members = np.array([3, 1, 3, 3])
-    observations = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    found = np.full((4, 2), np.nan)
-    for rows, actions in act_rows(act if kind == "agent" else function, 4, members, observations, 0):
+    members, acting = np.array([3, 1, 1, 3, 3, -1]), np.array([True, True, False, True, True, False])
+    observations = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    found = np.full((6, 2), np.nan)
+    groups = by_member(members, acting)
+    for rows, actions in act_rows(act if kind == "agent" else function, 4, groups, observations, 0):
         found[rows] = np.asarray(actions)[: len(rows)]
     weight = np.asarray(states(4, 0.0)["weight"])
-    np.testing.assert_allclose(found, np.einsum("rs,rsa->ra", observations, weight[members]), rtol=1e-5)
+    np.testing.assert_allclose(found[acting], np.einsum("rs,rsa->ra", observations, weight[members])[acting], rtol=1e-5)
+    assert np.isnan(found[~acting]).all()
     assert shapes == ([] if kind == "agent" else [(4, 4, 3)])
 
 

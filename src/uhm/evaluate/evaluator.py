@@ -16,15 +16,15 @@ import numpy as np
 from uhm.errors import UhmError
 from uhm.evaluate import rooms
 from uhm.evaluate.board import HALVES, IDLE, RESET, STEP, Board
-from uhm.evaluate.policy import Act, act_rows
+from uhm.evaluate.policy import Act, Groups, act_rows, by_member
 from uhm.evaluate.pool import Pool
 from uhm.evaluate.records import Episode, episode_seeds
 from uhm.tasks import ROOMS, Domain, Environment, Task
 
-# Lanes per worker, half of them stepped per message. A step of the arm takes milliseconds and 200 MB; in a maze it is
-# as short as the message itself, but a lane takes only 3 MB, and a policy is cheaper per row in a large batch.
-_LANES: dict[Domain, int] = {"manipulation": 8, "locomotion": 32}
-# A step of a point takes 80 microseconds, and a 4x512 policy for a batch of 32 a third of that: larger ones.
+# Lanes per worker, half of them stepped per message. A step of the arm takes milliseconds and 200 MB. In a maze it
+# takes a fraction of one and 3 MB, and the policy's share is large unless its batches are: with 64 lanes and not 32 it
+# falls from 76 to 48 microseconds a step. A point's step takes only 80 itself.
+_LANES: dict[Domain, int] = {"manipulation": 8, "locomotion": 64}
 _POINTMAZE_LANES = 128
 _MEGABYTES: dict[Domain, int] = {"manipulation": 200, "locomotion": 4}
 _WORKER_MEGABYTES = 500
@@ -111,6 +111,11 @@ class _Run:
         # Of each lane's episode; the member is _NOBODY in a lane that has nothing left to do.
         self._member = np.full(self._board.lanes, _NOBODY)
         self._episode = np.zeros(self._board.lanes, int)
+        # Of each half: how many lanes have an episode, whether some began or ended one since the last step, and who
+        # acts for which. A step of all lanes takes a few milliseconds, so this is not found out anew every time.
+        self._episodes_in = [0 for _ in HALVES]
+        self._changed = [False for _ in HALVES]
+        self._groups: list[Groups] = [[] for _ in HALVES]
         self._done: list[Episode] = []
         self._count = 0
 
@@ -130,19 +135,21 @@ class _Run:
         return sorted(self._done, key=lambda record: (record.member, record.episode))
 
     def _tell(self, half: int) -> bool:
-        busy = bool(np.any(self._member[half :: len(HALVES)] != _NOBODY))
+        busy = self._episodes_in[half] > 0
         if busy:
             self._pool.tell(half)
         return busy
 
     def _next(self, lane: int) -> None:
         """Give the lane its next episode, or none."""
-        board = self._board
+        board, half = self._board, lane % len(HALVES)
+        self._changed[half] = True
         if not self._waiting:
             self._member[lane], board.command[lane] = _NOBODY, IDLE
             return
         member, episode = self._waiting.popleft()
         self._member[lane], self._episode[lane], board.command[lane] = member, episode, RESET
+        self._episodes_in[half] += 1
         task = self._tasks[member]
         board.task[lane] = task.index
         board.seeds[lane] = episode_seeds(self._seeds[member], self._step, task.index, episode)
@@ -150,26 +157,32 @@ class _Run:
     def _collect(self, half: int) -> None:
         """Record finished episodes and say what each lane does next."""
         board, mine = self._board, slice(half, None, len(HALVES))
-        board.command[mine] = np.where(self._member[mine] == _NOBODY, IDLE, STEP)
+        changed, self._changed[half] = self._changed[half], False
+        if changed:
+            board.command[mine] = np.where(self._member[mine] == _NOBODY, IDLE, STEP)
         for lane in half + len(HALVES) * np.flatnonzero(board.done[mine]):
             member, episode = int(self._member[lane]), int(self._episode[lane])
             result = (float(board.success[lane]), float(board.return_[lane]), int(board.length[lane]))
             names = (self._tasks[member].name, int(self._seeds[member]), self._step, episode)
             self._done.append(Episode(member, *names, *result))
             board.done[lane] = 0
+            self._episodes_in[half] -= 1
             self._next(int(lane))
+        if changed or self._changed[half]:
+            self._groups[half] = by_member(self._member[mine], board.command[mine] == STEP)
 
     def _choose_actions(self, half: int) -> None:
-        board = self._board
-        lanes = half + len(HALVES) * np.flatnonzero(board.command[half :: len(HALVES)] == STEP)
-        if not len(lanes):
+        groups, mine = self._groups[half], slice(half, None, len(HALVES))
+        if not groups:
             return
-        answers = act_rows(self._act, len(self._tasks), self._member[lanes], board.observation[lanes], self._count)
+        actions = np.zeros_like(self._board.action[mine])
+        answers = act_rows(self._act, len(self._tasks), groups, self._board.observation[mine], self._count)
         self._count += 1
-        for rows, actions in answers:
-            # A policy that has diverged fails its own episodes and must not break the simulators of the others.
-            actions = np.nan_to_num(np.asarray(actions)[: len(rows)])
-            board.action[lanes[rows]] = np.clip(actions, -1.0, 1.0)
+        for rows, answer in answers:
+            actions[rows] = np.asarray(answer)[: len(rows)]
+        # A policy that has diverged fails its own episodes and must not break the simulators of the others.
+        actions[np.isnan(actions)] = 0.0
+        self._board.action[mine] = np.clip(actions, -1.0, 1.0)
 
 
 def _sizes(environment: Environment, jobs: int, workers: int | None, lanes: int | None) -> tuple[int, int]:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 Act = Callable[[Float[np.ndarray, "members lanes S"], int], Any]
+Groups = list[tuple[int, Int[np.ndarray, "_"]]]  # members and their rows, as many as they have
 
 
 class Policy:
@@ -85,14 +86,18 @@ def _program(
     return used, jax.jit(jax.vmap(one, in_axes=(0, 0, None, None, 0))), jax.jit(one)
 
 
+def by_member(members: Int[np.ndarray, " rows"], acting: Bool[np.ndarray, " rows"]) -> Groups:
+    """The rows that want an action, by the member they belong to."""
+    return [(int(member), np.flatnonzero(acting & (members == member))) for member in np.unique(members[acting])]
+
+
 def act_rows(
-    act: Act, population: int, members: Int[np.ndarray, " rows"], observations: Float[np.ndarray, "rows S"], count: int
-) -> list[tuple[Int[np.ndarray, " some"], Any]]:
-    """Actions for rows that belong to any members: pairs of row numbers and their actions.
+    act: Act, population: int, groups: Groups, observations: Float[np.ndarray, "rows S"], count: int
+) -> list[tuple[Int[np.ndarray, "_"], Any]]:
+    """Actions for rows that belong to any members: pairs of row numbers and their actions, which may be too many.
 
     Batches are padded to a power of two, for a new shape would compile a new program. Nothing here waits for results.
     """
-    groups = [(int(member), np.flatnonzero(members == member)) for member in np.unique(members)]
     if isinstance(act, Policy):
         answers = []
         for member, rows in groups:
