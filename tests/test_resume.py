@@ -11,10 +11,14 @@ import sys
 import time
 import warnings
 
+import jax
+import numpy as np
 import pytest
 
 from small_runs import lines, make_data, outcome, small_plan, small_run
-from uhm import cli
+from toys import assert_trees, random_data
+from uhm import cli, population
+from uhm.agents import family, spec_of
 from uhm.errors import UhmError
 from uhm.runs import FORMAT, Run, checkpoints
 from uhm.train import load_run, resume, start
@@ -91,11 +95,11 @@ def child(tmp_path_factory):
     return begin
 
 
-def flags(data, agent):
-    plan = small_plan(data, agent, **SETTINGS)
+def flags(data, agent, settings=SETTINGS):
+    plan = small_plan(data, agent, **settings)
     given = ["train", agent, *plan.tasks, "--data-dir", data, "--hidden", 16, "--batch-size", 16]
-    for name in ("eval_episodes", *SETTINGS):
-        values = {**SETTINGS, "eval_episodes": plan.eval_episodes}[name]
+    for name in ("eval_episodes", *settings):
+        values = {**settings, "eval_episodes": plan.eval_episodes}[name]
         given += [f"--{name.replace('_', '-')}", *(values if isinstance(values, list) else [values])]
     return given
 
@@ -140,6 +144,54 @@ def test_killed_again_and_again(data, child, tmp_path):
     assert process.returncode == 0, said
     assert outcome(run) == outcome(tmp_path / "whole"), f"killed {delay} s after checkpoint 40"
     assert len(json.loads((run / "environment.json").read_text())["sessions"]) == 4
+
+
+@pytest.mark.slow
+def test_killed_with_a_ring_of_imagined_transitions(data, child, tmp_path):
+    """It holds 13 steps: at the checkpoint of step 20 it is in its second round, and later draws see both."""
+    settings = {"seeds": 1, "penalty": [0.5, 2.0], "steps": 30, "log_interval": 5, "eval_interval": 10}
+    settings |= {"checkpoint_interval": 10, "ensemble": 2, "rollouts": 3, "rollout_length": 2, "rollout_age": 13}
+    small_run(tmp_path / "whole", small_plan(data, "mopo", **settings))
+    run = tmp_path / "run"
+    process = child(*flags(data, "mopo", settings), "--run", run, changed=(20, "kill", run / "checkpoints" / "20"))
+    said = process.communicate()
+    assert process.returncode == -signal.SIGKILL, said
+    assert Run.open(run, write=False).steps()[-1] == 20
+
+    process = child("train", "--resume", run)
+    said = process.communicate()
+    assert process.returncode == 0, said
+    assert outcome(run) == outcome(tmp_path / "whole")
+
+
+# Those that no test here kills; for IQL, ReBRAC and FQL see tests/test_model_free.py.
+TINY = {
+    "ghm": {"flow_steps": 1},
+    "mbtd": {"flow_steps": 1},
+    "dtd": {},
+    "mobile": {"ensemble": 2, "rollouts": 2, "rollout_length": 2, "rollout_age": 3, "penalty_samples": 2},
+    "mac": {"chunk": 2, "rollout_chunks": 2, "train_samples": 2, "flow_steps": 2},
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_checkpoint_is_all_that_a_method_needs(name, tmp_path):
+    """Stored and restored half-way, when a ring has been filled, every bit comes out as without."""
+    rows, kind = random_data(2), family(name)
+    members = population.grid(("t0", "t1"), [0], {"learning_rate": [1e-3, 1e-4]})
+    agent = kind.make(kind.Config(hidden=(8,), batch_size=8, **TINY[name]), spec_of(rows, 3))
+    hyper = population.stack_hyper(kind.Hyper(), members)
+    rows = rows.with_task(np.array([member.column for member in members], np.int32)).to_device()
+    half, _ = population.advance(agent, population.init(agent, members, hyper), hyper, rows, 5)
+    before = jax.device_get(half.state.params.critic)
+    with Run.create(tmp_path / "run", {}) as run:
+        run.save(5, half, block=True)
+        restored = run.restore(jax.eval_shape(lambda: half))
+    assert restored is not None
+    whole, resumed = (population.advance(agent, state, hyper, rows, 5)[0] for state in (half, restored[1]))
+    assert_trees(np.testing.assert_array_equal, resumed.state, whole.state)
+    changed = jax.tree.map(lambda a, b: bool((a != b).any()), before, jax.device_get(resumed.state.params.critic))
+    assert all(jax.tree.leaves(changed))
 
 
 def test_in_use_and_ctrl_c(data, whole, child, tmp_path, capsys):

@@ -12,7 +12,9 @@ The policy clones and is not taught by Q: Q chooses among what it proposes, of 8
 acting. Acting plans anew at every step and executes the first action of the best chunk alone, so `act` needs no memory.
 
 On purpose as in MAC's release: a chunk's reward is the mean (1/h) sum_i gamma^i r_i, which scales all values and
-changes no choice, and tasks do not end (`terminal` off): the success net then learns that nothing ever ends.
+changes no choice, and tasks do not end (`terminal` off): the success net then learns that nothing ever ends. A goal is
+then worth what can be had by staying there, with what the data do at goals. On `rooms`, whose walkers do not stay, that
+is little, V may be largest outside the maze, and the preset lets tasks end (tests/test_doors.py has numbers).
 """
 
 import dataclasses
