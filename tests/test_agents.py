@@ -127,17 +127,18 @@ def test_without_terminal_handling_masks_and_flags_change_nothing(name):
         np.testing.assert_array_equal(a.flow.x1[:, -1], 0.0)
     # The same flags do count with it: what is imagined has ended, what is real has not.
     if name in ("uhm", "ghm"):
-        y, flow, _ = backup(name, going_on, state=state)
-        assert flow is not None
-        assert 0 < flow.x1[:, -1].sum() < len(ROWS)
-        np.testing.assert_array_equal(y == rewards, flow.x1[:, -1] == 1)
+        found: Any = backup(name, going_on, state=state)
+        assert 0 < found.flow.x1[:, -1].sum() < len(ROWS)
+        np.testing.assert_array_equal(found.y == rewards, found.flow.x1[:, -1] == 1)
+        assert found.ends == 1.0
+        assert a.ends == 0.0
 
 
 def stand_in(model, reward, critic, actor=None, **hyper) -> Any:
     """A context of plain functions: a world that is known exactly. The policy does nothing unless told otherwise."""
     actor = actor or (lambda s: jnp.zeros((*s.shape[:-1], 1)))
     both = lambda s, a: jnp.stack([critic(s, a) - 1.0, critic(s, a) + 1.0])  # noqa: E731
-    encode = lambda s, s_n, ended: jnp.concatenate([s_n - s, ended[..., None]], -1)  # noqa: E731
+    encode = lambda s, s_n, ended, n: jnp.concatenate([s_n - s, ended[..., None]], -1)  # noqa: E731
     sample = lambda key, s, a, n: model(jax.random.normal(key, (*s.shape[:-1], 2)), s, a, n)  # noqa: E731
     targets: Any = SimpleNamespace(
         critic=both, actor=actor, model=SimpleNamespace(generate=model, sample=sample, encode=encode)
@@ -230,7 +231,7 @@ def test_mbtd_stops_where_the_imagined_task_ends():
         lambda noise, s, a, n: (s + 1, s[..., 0] + 1 == 3), lambda s, a: -s[..., 0], lambda s, a: 10 * s[..., 0]
     )
     batch = rows_from(jnp.array([[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]), [1, 1, 0])
-    y, flow, states = mbtd.imagined_backup(context, batch, KEY, K)
+    y, flow, states, _ = mbtd.imagined_backup(context, batch, KEY, K)
     assert flow is not None
     assert states is not None
     # s' = 1 walks on to 2 and the end at 3, where it stays; the third row's s' is that end.

@@ -55,6 +55,9 @@ class _Straight(eqx.Module):
         return self.by
 
 
+CHANGES = np.array([[1.0, 2.0, 4.0], [2.0, 4.0, 5.0]], np.float32)  # after one step, and after two or more
+
+
 @pytest.mark.parametrize("delta", [True, False])
 @pytest.mark.parametrize("standardise", [True, False])
 def test_what_is_encoded_is_decoded_again(delta, standardise):
@@ -62,7 +65,7 @@ def test_what_is_encoded_is_decoded_again(delta, standardise):
     s, s_n = jnp.array([3.0, -1.0, 4.0]), jnp.array([5.0, -1.5, -16.0])
     mean, std = (SPEC.observation_mean, SPEC.observation_std) if standardise else (0.0, 1.0)
     for ended in (False, True):
-        x = model.encode(s, s_n, jnp.bool_(ended))
+        x = model.encode(s, s_n, jnp.bool_(ended), jnp.int32(1))
         np.testing.assert_allclose(x[:-1], (s_n - (s if delta else mean)) / std, rtol=1e-6)
         assert x[-1] == ended
         # A flow that ends in x, begun at any noise.
@@ -71,6 +74,41 @@ def test_what_is_encoded_is_decoded_again(delta, standardise):
         state, flag = straight.generate(noise, s, jnp.zeros(A), jnp.int32(1))
         np.testing.assert_allclose(state, s_n, rtol=1e-4, atol=1e-4)
         assert flag == ended
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_changes_are_measured_in_units_of_their_horizon(n):
+    model = make(changes=CHANGES, flag_scale=4.0)
+    s, s_n = jnp.array([3.0, -1.0, 4.0]), jnp.array([5.0, -1.5, -16.0])
+    x = model.encode(s, s_n, jnp.bool_(True), jnp.int32(n))
+    np.testing.assert_allclose(x, [2.0, -0.25, -5.0, 4.0] if n == 1 else [1.0, -0.125, -4.0, 4.0])
+    noise = jax.random.normal(KEY, (S + 1,))
+    for end, flag in ((4.0, True), (2.1, True), (1.9, False)):  # half of the scale is the threshold
+        straight: Any = eqx.tree_at(lambda m: m.field, model, _Straight(x.at[-1].set(end) - noise))
+        state, ended = straight.generate(noise, s, jnp.zeros(A), jnp.int32(n))
+        np.testing.assert_allclose(state, s_n, rtol=1e-4, atol=1e-4)
+        assert ended == flag
+
+
+def test_spread_of_changes_is_taken_within_trajectories():
+    """Two trajectories, 0 1 3 and 10 10 16: changes of one step are 1, 2, 0, 6 and of two steps 3, 6."""
+    rows = np.array([0, 1, 3, 10, 10, 16], np.float32)[:, None]
+    zeros = np.zeros((1, 6))
+    data = make_dataset(rows, rows, np.array([0, 0, 1, 0, 0, 1]), zeros, zeros == 0, ("walk",))
+    spread = spec_of(data, 4).change_std
+    one_step = float(np.std([1, 2, 0, 6]))
+    np.testing.assert_allclose(spread[:, 0], [one_step, 1.5, 1.5, 1.5], rtol=1e-6)  # none is longer
+
+
+@pytest.mark.parametrize(("name", "rows"), [("uhm", [0, 1]), ("mbtd", [0]), ("ghm", None)])
+def test_models_get_the_units_of_the_horizons_that_they_predict(name, rows):
+    spec = SPEC._replace(k_max=2, change_std=CHANGES, observation_std=np.array([1.0, 25.0, 1.0], np.float32))
+    kind = family(name)
+    agent = kind.make(kind.Config(hidden=(8,), predict="scaled"), spec)
+    scale = jax.jit(agent.init)(KEY, kind.Hyper()).params.model.scale
+    floored = np.maximum(CHANGES, [0.1, 2.5, 0.1])  # a change is never measured by less than a tenth of all there is
+    pooled = np.sqrt((CHANGES[:1] ** 2 + CHANGES[1:] ** 2) / 2)
+    np.testing.assert_allclose(scale, floored[rows] if rows else np.maximum(pooled, [0.1, 2.5, 0.1]), rtol=1e-6)
 
 
 def test_the_field_sees_scaled_states_and_statistics_get_no_gradient():
@@ -84,7 +122,7 @@ def test_the_field_sees_scaled_states_and_statistics_get_no_gradient():
     def slope(model):
         def loss(model):
             state, _ = model.generate(x, s, a, n)
-            code = model.encode(s, state, jnp.array([True]))
+            code = model.encode(s, state, jnp.array([True]), n)
             return jnp.square(code).sum() + model.velocity(x, tau, s, a, n).sum()
 
         return jax.grad(loss)(model)
@@ -92,6 +130,7 @@ def test_the_field_sees_scaled_states_and_statistics_get_no_gradient():
     gradient = slope(model)
     assert not gradient.mean.any()
     assert not gradient.std.any()
+    assert not gradient.scale.any()
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient.field))
 
 

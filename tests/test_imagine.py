@@ -25,8 +25,9 @@ class Shift(HorizonModel):
     """A model that knows: n steps of the same action."""
 
     def __init__(self):
-        self.field, self.mean, self.std = None, jnp.zeros(0), jnp.zeros(0)  # pyright: ignore[reportAttributeAccessIssue]
-        self.delta, self.steps, self.ode = True, 1, ""
+        self.field = None  # pyright: ignore[reportAttributeAccessIssue]
+        self.mean, self.std, self.scale = jnp.zeros(0), jnp.zeros(0), jnp.zeros((1, 0))
+        self.delta, self.steps, self.ode, self.flag_scale = True, 1, "", 1.0
 
     def sample(self, key, s, a, n=1):
         after = s + jnp.asarray(n)[..., None] * a

@@ -23,6 +23,7 @@ def run(tmp_path):
         "directory": "/somewhere",
         "hardware": {"host": "somebody", "cpu": "fast"},
         "versions": {"uhm": "1"},
+        "variables": {"JAX_COMPILATION_CACHE_DIR": "/somewhere/cache", "XLA_FLAGS": "--xla_dump"},
     }
     write_json(made / "environment.json", {"format": 1, "sessions": [session]})
     write_json(made / "config.json", read_json(made / "config.json") | {"data_dir": "/somewhere/data"})

@@ -32,6 +32,7 @@ class Spec(NamedTuple):
     observation_high: np.ndarray
     observation_mean: np.ndarray
     observation_std: np.ndarray
+    change_std: np.ndarray  # [k_max, observation_size], of s_(t+n) - s_t
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,26 @@ def spec_of(dataset: Dataset, k_max: int) -> Spec:
         observation_high=as_float(high),
         observation_mean=as_float(mean),
         observation_std=as_float(std),
+        change_std=as_float(change_std(dataset, k_max)),
     )
+
+
+def change_std(dataset: Dataset, k_max: int, most: int = 1 << 17) -> np.ndarray:
+    """The standard deviation of s_(t+n) - s_t within trajectories, for n = 1..k_max: [k_max, S].
+
+    Of at most `most` pairs for each n, evenly spread. Beyond the longest trajectory the last n that there is stands in.
+    """
+    observations, found = dataset.observations, []
+    for n in range(1, k_max + 1):
+        if n < dataset.counts.shape[0]:
+            count = int(dataset.counts[n])
+            rows = np.asarray(dataset.starts[: count : -(-count // most)])
+            found.append(
+                np.std(np.asarray(observations[rows + n]) - np.asarray(observations[rows]), axis=0, dtype=float)
+            )
+        else:
+            found.append(found[-1])
+    return np.stack(found)
 
 
 def stop(tree: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from uhm import flow, horizons, nets
@@ -36,8 +37,10 @@ class Config(base.Config):
     """Steps of the ODE solver; midpoint evaluates twice per step."""
     ode: Literal["midpoint", "euler"] = "midpoint"
     """ODE solver."""
-    predict: Literal["delta", "absolute"] = "delta"
-    """Whether the model predicts the change of state or the state."""
+    predict: Literal["delta", "scaled", "absolute"] = "delta"
+    """The model predicts the change of state, that over its standard deviation after n steps, or the state."""
+    flag_scale: float = 1.0
+    """What the flow makes of an ended future, where one that has not is 0 and noise is 1."""
     model_layer_norm: bool = True
     """LayerNorm in the vector field."""
     embedding: Literal["sincos", "scalar", "onehot"] = "sincos"
@@ -103,11 +106,16 @@ class FlowTarget(NamedTuple):
 
 
 class Backup(NamedTuple):
-    """The critic's target, and the flow's where there is a model; `generated` are states that the model imagined."""
+    """The critic's target, and the flow's where there is a model; `generated` are states that the model imagined.
+
+    `ends` is how often an imagined future has ended. Were the flags right, that is a few times as often as a stored
+    transition ends; if it is far more, values are cut off where nothing ends.
+    """
 
     y: Float[Array, " B"]
     flow: FlowTarget | None = None
     generated: Float[Array, "*G S"] | None = None
+    ends: Float[Array, ""] | None = None
 
 
 class Context(NamedTuple):
@@ -148,7 +156,13 @@ class Method(NamedTuple):
     backup: Callable[[Context, Batch, PRNGKeyArray], Backup]
     embedding: str | None = None  # of the model's horizon; None means that there is no model
     reward: bool = False
+    changes: Callable[[np.ndarray], np.ndarray] = lambda by_horizon: by_horizon  # rows of the horizons it predicts
     first: Callable[[Batch], Any] = lambda batch: batch  # the transitions that the losses are taken on
+
+
+def share(of: Bool[Array, " B"], among: Bool[Array, " B"]) -> Float[Array, ""]:
+    """The fraction of the rows `among` in which `of` is true; 0 where there are none."""
+    return (of & among).sum() / jnp.maximum(among.sum(), 1)
 
 
 def aggregate(values: Float[Array, "E *B"], how: str) -> Float[Array, "*B"]:
@@ -159,6 +173,11 @@ def aggregate(values: Float[Array, "E *B"], how: str) -> Float[Array, "*B"]:
 def smooth(key: PRNGKeyArray, action: Float[Array, "*B A"], noise: Any, clip: Any) -> Float[Array, "*B A"]:
     """The action with clipped normal noise, in the box."""
     return jnp.clip(action + jnp.clip(noise * jax.random.normal(key, action.shape), -clip, clip), -1.0, 1.0)
+
+
+def _units(changes: np.ndarray, spec: Spec) -> np.ndarray:
+    """What predicted changes are measured in. A change that is rare must not become a huge number."""
+    return np.maximum(changes, 0.1 * np.maximum(spec.observation_std, 0.01)).astype(np.float32)
 
 
 def build(config: Config, spec: Spec, method: Method) -> Agent:
@@ -176,8 +195,10 @@ def build(config: Config, spec: Spec, method: Method) -> Agent:
                 hidden=config.hidden,
                 embedding=method.embedding,
                 layer_norm=config.model_layer_norm,
-                delta=config.predict == "delta",
+                delta=config.predict != "absolute",
                 standardise=config.standardise,
+                flag_scale=config.flag_scale,
+                changes=_units(method.changes(spec.change_std), spec) if config.predict == "scaled" else None,
                 steps=config.flow_steps,
                 ode=config.ode,
                 compute_dtype=dtype,
@@ -209,6 +230,8 @@ def build(config: Config, spec: Spec, method: Method) -> Agent:
         if backup.generated is not None:
             outside = (backup.generated < spec.observation_low) | (backup.generated > spec.observation_high)
             metrics["outside_data"] = outside.mean()
+        if backup.ends is not None:
+            metrics |= {"imagined_ends": backup.ends, "stored_ends": (method.first(batch).masks < 0.5).mean()}
         return State(params, targets, adam, state.step + 1), metrics
 
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
@@ -269,8 +292,9 @@ def model_loss(
     x = flow.path(target.x0, target.x1, tau)
     velocity = model.velocity(x, tau, batch.observations, batch.actions, target.n)
     guess = x[:, -1] + (1 - tau) * velocity[:, -1]
-    ended = target.x1[:, -1] > THRESHOLD
-    recall = (ended & (guess > THRESHOLD)).sum() / jnp.maximum(ended.sum(), 1)
+    threshold = THRESHOLD * model.flag_scale
+    ended = target.x1[:, -1] > threshold
+    recall = share(guess > threshold, ended)
     # Rows without an ended future say nothing: 1, so that a dip means a miss.
     squares = jnp.square(velocity - (target.x1 - target.x0))
     weights = jnp.ones(squares.shape[-1]).at[-1].set(hyper.flag_weight)

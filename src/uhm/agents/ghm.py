@@ -10,16 +10,19 @@ The gamma-MVE equation that the paper prints counts R(s_e, a_e) twice; `literal_
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from uhm.agents.base import Agent, Spec
-from uhm.agents.core import Backup, Config, Context, FlowTarget, Method, build
+from uhm.agents.core import Backup, Config, Context, FlowTarget, Method, build, share
 from uhm.data.sampling import Transitions, transitions
 from uhm.horizons import TDLambda, literal_mve_weights
 
 
 def make(config: Config, spec: Spec) -> Agent:
-    return build(config, spec, Method(transitions(config.batch_size), backup, "none", reward=True))
+    # One unit for all horizons: the model does not know which one it is asked for.
+    pooled = lambda changes: np.sqrt(np.square(changes).mean(0, keepdims=True))  # noqa: E731
+    return build(config, spec, Method(transitions(config.batch_size), backup, "none", reward=True, changes=pooled))
 
 
 def backup(context: Context, batch: Transitions, key: PRNGKeyArray) -> Backup:
@@ -45,4 +48,4 @@ def backup(context: Context, batch: Transitions, key: PRNGKeyArray) -> Backup:
     w_xi, w_nu = (jnp.where(hyper.literal_mve, a, b) for a, b in zip(literal, right, strict=True))
     future = w_xi * reward(s_e, a_e) + w_nu * context.value(s_e, a_e)
     y = batch.rewards + hyper.discount * ~d_e * future
-    return Backup(y, FlowTarget(n, noise, model.encode(batch.observations, s_e, d_e)), s_e)
+    return Backup(y, FlowTarget(n, noise, model.encode(batch.observations, s_e, d_e, n)), s_e, share(d_e, ~real))

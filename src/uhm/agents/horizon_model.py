@@ -1,13 +1,14 @@
 """The universal horizon model: a flow that samples the state n steps ahead, s_n ~ m(. | s, a, n), for any n at once.
 
-What flows is x = (state part, flag). The state part is the change s_n - s (or s_n itself), the flag is 1 where the task
-has ended by then: a predicted output, thresholded at 0.5, never an input. Without the horizon input the same class is a
-geometric horizon model or a one-step model.
+What flows is x = (state part, flag). The state part is the change s_n - s, as it is or over its standard deviation in
+the data, or s_n itself. The flag is 1 where the task has ended by then: a predicted output, thresholded at 0.5, never
+an input. Without the horizon input the same class is a geometric horizon model or a one-step model.
 """
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from uhm import flow
@@ -20,16 +21,19 @@ THRESHOLD = 0.5
 class HorizonModel(eqx.Module):
     """`model.sample(key, s, a, n)` for any n and any leading axes.
 
-    `mean` and `std` scale what the field sees; they are leaves so that a model saves and stacks as one tree, and never
-    learn: nothing passes a gradient to them.
+    `mean` and `std` scale the states that the field is given, `scale[n - 1]` what it makes for n (its last row also for
+    longer horizons). They are leaves so that a model saves and stacks as one tree, and never learn: nothing passes a
+    gradient to them.
     """
 
     field: VectorField
     mean: Float[Array, " S"]
     std: Float[Array, " S"]
+    scale: Float[Array, "K S"]
     delta: bool = eqx.field(static=True)
     steps: int = eqx.field(static=True)
     ode: str = eqx.field(static=True)
+    flag_scale: float = eqx.field(static=True)
 
     def __init__(
         self,
@@ -41,6 +45,8 @@ class HorizonModel(eqx.Module):
         layer_norm: bool = True,
         delta: bool = True,
         standardise: bool = False,
+        changes: np.ndarray | None = None,
+        flag_scale: float = 1.0,
         steps: int = 5,
         ode: str = "midpoint",
         compute_dtype: str | None = None,
@@ -59,7 +65,8 @@ class HorizonModel(eqx.Module):
         size = spec.observation_size
         self.mean = jnp.asarray(spec.observation_mean) if standardise else jnp.zeros(size)
         self.std = jnp.asarray(spec.observation_std) if standardise else jnp.ones(size)
-        self.delta, self.steps, self.ode = delta, steps, ode
+        self.scale = self.std[None] if changes is None else jnp.asarray(changes)
+        self.delta, self.steps, self.ode, self.flag_scale = delta, steps, ode, flag_scale
 
     def sample(
         self,
@@ -83,17 +90,28 @@ class HorizonModel(eqx.Module):
         """The same for given noise: follow the flow from x_0 = noise to x_1 and decode."""
         condition = self.field.condition(self._scaled(s), a, n)
         x = flow.solve(lambda x, tau: self.field(x, tau, condition), noise, self.steps, self.ode)
-        mean, std = jax.lax.stop_gradient((self.mean, self.std))
-        state = s + std * x[..., :-1] if self.delta else mean + std * x[..., :-1]
-        return state, x[..., -1] > THRESHOLD
+        base, scale = self._code(s, n)
+        return base + scale * x[..., :-1], x[..., -1] > THRESHOLD * self.flag_scale
 
     def encode(
-        self, s: Float[Array, "*batch S"], s_n: Float[Array, "*batch S"], ended: Bool[Array, "*batch"]
+        self,
+        s: Float[Array, "*batch S"],
+        s_n: Float[Array, "*batch S"],
+        ended: Bool[Array, "*batch"],
+        n: Int[Array, "*batch"],
     ) -> Float[Array, "*batch X"]:
         """x_1 of a known future: what the flow from (s, a, n) should end in."""
-        mean, std = jax.lax.stop_gradient((self.mean, self.std))
-        state = (s_n - s) / std if self.delta else (s_n - mean) / std
-        return jnp.concatenate([state, ended[..., None].astype(state.dtype)], axis=-1)
+        base, scale = self._code(s, n)
+        state = (s_n - base) / scale
+        return jnp.concatenate([state, self.flag_scale * ended[..., None].astype(state.dtype)], axis=-1)
+
+    def _code(
+        self, s: Float[Array, "*batch S"], n: Int[Array, "*batch"]
+    ) -> tuple[Float[Array, "*batch S"], Float[Array, "*batch S"]]:
+        """Where a predicted state is counted from, and its unit."""
+        mean, scale = jax.lax.stop_gradient((self.mean, self.scale))
+        rows = jnp.minimum(n, scale.shape[0]) - 1
+        return (s if self.delta else jnp.broadcast_to(mean, s.shape)), scale[rows]
 
     def velocity(
         self,

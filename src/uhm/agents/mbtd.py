@@ -18,7 +18,8 @@ def make(config: Config, spec: Spec) -> Agent:
     def backup(context: Context, batch: Transitions, key: PRNGKeyArray) -> Backup:
         return imagined_backup(context, batch, key, spec.k_max)
 
-    return build(config, spec, Method(transitions(config.batch_size), backup, "none", reward=True))
+    one_step = lambda changes: changes[:1]  # noqa: E731
+    return build(config, spec, Method(transitions(config.batch_size), backup, "none", reward=True, changes=one_step))
 
 
 def imagined_backup(context: Context, batch: Transitions, key: PRNGKeyArray, window: int) -> Backup:
@@ -50,5 +51,5 @@ def imagined_backup(context: Context, batch: Transitions, key: PRNGKeyArray, win
     # Rewards and values are zero after an end already, so no mask is left to apply.
     y = lambda_returns(rewards, jnp.ones_like(rewards), values, context.lam, hyper.discount, context.k_max)
     noise = jax.random.normal(key_flow, (*s.shape[:-1], s.shape[-1] + 1))
-    target = FlowTarget(n, noise, model.encode(batch.observations, s, ended))
+    target = FlowTarget(n, noise, model.encode(batch.observations, s, ended, n))
     return Backup(y, target, states if window > 1 else None)

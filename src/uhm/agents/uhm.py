@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from uhm.agents.base import Agent, Spec
-from uhm.agents.core import Backup, Config, Context, FlowTarget, Method, build
+from uhm.agents.core import Backup, Config, Context, FlowTarget, Method, build, share
 from uhm.data.sampling import Transitions, transitions
 from uhm.horizons import WinsorizedGeometric
 
@@ -44,4 +44,4 @@ def backup(context: Context, batch: Transitions, key: PRNGKeyArray) -> Backup:
     w_xi, w_nu = measure.weights(n)
     future = w_xi * reward(s_e, a_e) + w_nu * context.value(s_e, a_e)
     y = batch.rewards + hyper.discount * ~d_e * future
-    return Backup(y, FlowTarget(n, noise, model.encode(batch.observations, s_e, d_e)), s_e)
+    return Backup(y, FlowTarget(n, noise, model.encode(batch.observations, s_e, d_e, n)), s_e, share(d_e, ~real))

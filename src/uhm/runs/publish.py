@@ -36,11 +36,13 @@ def publish(directory: Path, to: Path) -> Path:
 
 
 def _session(session: dict[str, Any]) -> dict[str, Any]:
-    """Without the machine's name and folders: of a path in the command its last part stays."""
-    command = [Path(word).name if Path(word).is_absolute() else word for word in session["command"]]
+    """Without the machine's name and folders: of a path in the command or a variable its last part stays."""
+    short = lambda word: Path(word).name if Path(word).is_absolute() else word  # noqa: E731
+    command = [short(word) for word in session["command"]]
+    variables = {name: short(value) for name, value in session.get("variables", {}).items()}
     hardware = {name: value for name, value in session["hardware"].items() if name != "host"}
     rest = {name: value for name, value in session.items() if name != "directory"}
-    return rest | {"command": command, "hardware": hardware}
+    return rest | {"command": command, "hardware": hardware, "variables": variables}
 
 
 def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
