@@ -494,6 +494,8 @@ def test_a_failing_worker_names_its_episode(
 ) -> None:
     fail = f"if episode == 2: {what}"
     monkeypatch.setattr(generate, "_WORKER", toy(on_save=fail))
+    answer = generate._answer
+    monkeypatch.setattr(generate, "_answer", lambda *given: time.sleep(0.2) or answer(*given))  # it is not in a hurry
     with pytest.raises(UhmError, match=f"train episode 2 failed: .*{message}") as caught:
         make_toys(tmp_path, 5)
     assert "\n" not in str(caught.value)

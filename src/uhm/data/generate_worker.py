@@ -50,6 +50,8 @@ def main() -> None:
                 traceback.print_exc()
             answer["error"] = _one_line(error)
         print(json.dumps(answer), file=answers)
+        if "error" in answer:  # nobody wants what is waiting, and how much would be made depended on the clock
+            os._exit(1)
 
 
 def _read_jobs(jobs: queue.SimpleQueue) -> None:
