@@ -22,6 +22,10 @@ from uhm.data.dataset import Dataset
 # A critic loss beyond this is no loss any more: TD errors of 1e6 are a thousand times the largest return there is.
 DIVERGED = 1e12
 
+# An update's networks learn independently of one another, and one small product leaves most of a GPU idle. XLA runs one
+# kernel after the other unless told that those of a CUDA graph may overlap. Other devices do not look at it.
+SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+
 
 class Member(NamedTuple):
     """One agent of a population: what it learns, its seed, and the hyperparameters in which it differs."""
@@ -90,7 +94,7 @@ def step_keys(key: Key[Array, " members"], step: Int[Array, ""]) -> tuple[Key[Ar
     return pair[:, 0], pair[:, 1]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=1)
+@functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=1, compiler_options=SIDE_BY_SIDE)
 def advance(
     agent: Agent, population: Population, hyper: Any, dataset: Dataset, steps: int
 ) -> tuple[Population, Metrics]:
@@ -99,7 +103,7 @@ def advance(
     return _scan(agent, population, hyper, steps, lambda key, _: sample(dataset, key), None)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1, compiler_options=SIDE_BY_SIDE)
 def advance_on(agent: Agent, population: Population, hyper: Any, batches: Any) -> tuple[Population, Metrics]:
     """The same on batches that were gathered elsewhere: leaves are [steps, members, ...]."""
     steps = jax.tree.leaves(batches)[0].shape[0]

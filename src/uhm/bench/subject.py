@@ -67,8 +67,7 @@ class Subject:
         # Optimiser, targets and whatever else an update reads and writes: it cannot be faster than copying that.
         self.state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.state))
         # One step of the very function that is timed, so that nothing an update does escapes the count.
-        traced = jax.make_jaxpr(lambda p, h, d: population.advance(made.agent, p, h, d, 1))(state, hyper, data)
-        self.products = products_of(traced)
+        self.products = products_of(population.advance.trace(made.agent, state, hyper, data, 1).jaxpr)
         self.gigaflops = sum(count * kind.flops for kind, count in self.products.items()) / 1e9
         self.chunk = chunk or _enough(self.gigaflops)
         start = time.perf_counter()
