@@ -1,6 +1,6 @@
 """The model's shapes and codes, and that what it learns by bootstrapping on itself are the true n-step futures."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from toys import A, K, S, random_data, train
-from uhm import population
+from uhm import flow, population
 from uhm.agents import family, spec_of
-from uhm.agents.core import Config, Hyper
+from uhm.agents.core import Config, FlowTarget, Hyper, model_loss
 from uhm.agents.horizon_model import HorizonModel
 from uhm.data.dataset import make_dataset
 
@@ -55,6 +55,13 @@ class _Straight(eqx.Module):
         return self.by
 
 
+class Rows(NamedTuple):
+    """The part of a batch that the model's loss looks at."""
+
+    observations: jax.Array
+    actions: jax.Array
+
+
 CHANGES = np.array([[1.0, 2.0, 4.0], [2.0, 4.0, 5.0]], np.float32)  # after one step, and after two or more
 
 
@@ -74,6 +81,37 @@ def test_what_is_encoded_is_decoded_again(delta, standardise):
         state, flag = straight.generate(noise, s, jnp.zeros(A), jnp.int32(1))
         np.testing.assert_allclose(state, s_n, rtol=1e-4, atol=1e-4)
         assert flag == ended
+
+
+@pytest.mark.parametrize("ode", ["midpoint", "euler"])
+def test_a_field_that_says_the_end_is_there_at_the_end_whatever_the_noise(ode):
+    x1 = jnp.array([0.5, -2.0, 3.0, 1.0])
+    model: Any = eqx.tree_at(lambda m: m.field, make(says_end=True, ode=ode), _Straight(x1))
+    s, noise = jnp.array([3.0, -1.0, 4.0]), 5 * jax.random.normal(KEY, (S + 1,))
+    state, flag = model.generate(noise, s, jnp.zeros(A), jnp.int32(1))
+    np.testing.assert_allclose(state, s + x1[:-1], rtol=1e-5, atol=1e-5)
+    assert flag
+    # On the straight path to x_1 its velocity is that of the path.
+    for tau in jnp.array([0.0, 0.3, 0.99]):
+        x = flow.path(noise, x1, tau)
+        velocity = model.velocity(x, tau, s, jnp.zeros(A), jnp.int32(1))
+        np.testing.assert_allclose(velocity, x1 - noise, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("says_end", [True, False])
+def test_the_models_loss_is_the_error_of_what_its_network_says(says_end):
+    """The velocity's, or that of the path's end, at every tau alike."""
+    x0, x1 = jnp.array([[1.0, 0.0, 2.0, -1.0]]), jnp.array([[2.0, 4.0, 0.0, 1.0]])
+    said = jnp.array([[3.0, 2.0, 0.0, 0.0]])
+    model: Any = eqx.tree_at(lambda m: m.field, make(says_end=says_end), _Straight(said))
+    batch = Rows(jnp.zeros((1, S)), jnp.zeros((1, A)))
+    target = FlowTarget(jnp.ones(1, jnp.int32), x0, x1)
+    # What is said minus what should be: (1, -2, 0, -1) of the end, (2, -2, 2, -2) of the velocity (1, 4, -2, 2).
+    squares = [1, 4, 0, 1] if says_end else [4, 4, 4, 4]
+    for tau in (0.0, 0.5, 0.9):
+        for weight in (1.0, 3.0):
+            loss, _ = model_loss(model, Hyper(flag_weight=weight), batch, target, jnp.array([tau]))
+            assert loss == pytest.approx(np.mean(np.array(squares) * [1, 1, 1, weight]), rel=1e-4)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])

@@ -9,6 +9,7 @@ import pytest
 
 from uhm.errors import UhmError
 from uhm.nets import MLP, Actor, Critic, LayerNorm, Linear, RewardNet, VectorField, ema, parameter_count
+from uhm.numerics import biased, gelu
 
 S, A, B = 5, 2, 4
 HIDDEN = (16, 16)
@@ -155,6 +156,53 @@ def test_bfloat16_rounds_products_and_nothing_else():
     # Sums are float32: in bfloat16 257 is 256.
     ones = Linear(jnp.ones((257, 1)), jnp.zeros(1))
     assert ones(jnp.ones(257), "bfloat16").item() == 257
+
+
+def test_bfloat16_rounds_the_products_of_the_gradient_too():
+    """257 is 256 in bfloat16; small whole numbers stay what they are."""
+    x, weight = jnp.array([[1.0, 2.0], [3.0, -1.0]]), jnp.array([[2.0, 1.0, 257.0], [0.0, -3.0, 4.0]])
+    slopes = jnp.array([[1.0, 2.0, -1.0], [257.0, 0.0, 1.0]])
+    zero = jnp.zeros(3)
+
+    def loss(x, weight):
+        return (slopes * Linear(weight, zero)(x, "bfloat16")).sum()
+
+    of_x, of_weight = jax.grad(loss, (0, 1))(x, weight)
+    rounded = jnp.where(slopes == 257, 256, slopes), jnp.where(weight == 257, 256, weight)
+    np.testing.assert_array_equal(of_x, rounded[0] @ rounded[1].T)
+    np.testing.assert_array_equal(of_weight, x.T @ rounded[0])
+    assert of_x.dtype == of_weight.dtype == np.float32
+    # An ensemble whose members see the same rows: the rows' slopes are added up.
+    pair = jnp.stack([weight, 2 * weight])
+    both = jax.grad(lambda x: jax.vmap(loss, (None, 0))(x, pair).sum())(x)
+    np.testing.assert_array_equal(both, 3 * rounded[0] @ rounded[1].T)
+
+
+def test_between_layers_bfloat16_is_handed_on_and_at_the_end_float32():
+    """The first layer makes 257, which the second hears as 256; what the last one makes is not rounded."""
+    mlp = make(MLP, 1, 1, hidden=(1,), compute_dtype="bfloat16")
+    layers = (Linear(jnp.full((1, 1), 128.5), jnp.zeros(1)), Linear(jnp.ones((1, 1)), jnp.ones(1)))
+    exact = eqx.tree_at(lambda m: m.layers, mlp, layers)
+    assert exact(jnp.full((1,), 2.0)).item() == 257  # 128.5 is 128 in bfloat16, 2 x 128 = 256, and the bias makes 257
+    long = eqx.tree_at(lambda m: m.layers[0].weight, exact, jnp.full((1, 1), 257.0))
+    assert long(jnp.ones(1)).item() == 257
+
+
+def test_gelu_and_its_gradient_are_those_of_the_tanh_form():
+    x = jnp.linspace(-6, 6, 101)
+    ours, theirs = (jax.value_and_grad(lambda x, f=f: (jnp.sin(x) * f(x)).sum()) for f in (gelu, jax.nn.gelu))
+    (value, slope), (expected, expected_slope) = ours(x), theirs(x)
+    assert value == pytest.approx(float(expected), rel=1e-5)
+    np.testing.assert_allclose(slope, expected_slope, atol=1e-5)
+    np.testing.assert_array_equal(jax.grad(lambda x: gelu(x).sum())(jnp.array([-1e4, 1e4])), [0, 1])
+
+
+def test_a_bias_adds_up_the_slopes_of_its_rows():
+    slopes = jnp.array([[1.0, 2.0], [3.0, 257.0]])
+    for rows, last in ((jnp.zeros((2, 2)), 259), (jnp.zeros((2, 2), jnp.bfloat16), 258)):  # 257 is 256 in bfloat16
+        of_rows, of_bias = jax.grad(lambda y, b: (slopes * biased(y, b)).sum(), (0, 1))(rows, jnp.zeros(2))
+        np.testing.assert_array_equal(of_bias, [4, last])
+        assert of_rows.dtype == rows.dtype
 
 
 def test_ema_moves_by_its_rate():

@@ -8,7 +8,6 @@ act from the right, and vmapping a module over members turns its products into b
 the next; sums, biases, activations, LayerNorm, a network's output and the gradients of its weights are float32.
 """
 
-import functools
 import math
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_args
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from uhm.errors import unknown
+from uhm.numerics import biased, gelu, product
 
 HIDDEN = (512, 512, 512, 512)
 Embedding = Literal["sincos", "scalar", "onehot", "none"]
@@ -31,49 +31,6 @@ def _join(*parts: Float[Array, "..."] | None) -> Float[Array, "..."]:
     return jnp.concatenate([part for part in parts if part is not None], axis=-1)
 
 
-def _product(
-    x: Float[Array, "*batch I"], weight: Float[Array, "I O"], compute_dtype: str | None, hands_on: bool
-) -> Float[Array, "*batch O"]:
-    """x W. What is not handed on to another layer is not rounded."""
-    if compute_dtype is None:
-        return x @ weight
-    return _rounded_product(x.astype(compute_dtype), weight, compute_dtype if hands_on else weight.dtype.name)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _rounded_product(x: Float[Array, "*batch I"], weight: Float[Array, "I O"], out: str) -> Float[Array, "*batch O"]:
-    """x W with W rounded as x is. By JAX's own rule the products of its gradient would be float32, twice as dear."""
-    return _matmul(x, weight.astype(x.dtype), out)
-
-
-def _rounded_product_forward(x: Array, weight: Array, out: str) -> tuple[Array, tuple[Array, Array]]:
-    return _rounded_product(x, weight, out), (x, weight)
-
-
-def _rounded_product_backward(out: str, factors: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
-    x, weight = factors
-    slope = slope.astype(x.dtype)
-    rows, slopes = (leaf.reshape(-1, leaf.shape[-1]) for leaf in (x, slope))
-    return _matmul(slope, weight.astype(x.dtype).T, x.dtype.name), _matmul(rows.T, slopes, weight.dtype.name)
-
-
-_rounded_product.defvjp(_rounded_product_forward, _rounded_product_backward)
-
-
-def _matmul(a: Float[Array, "*batch I"], b: Float[Array, "I O"], out: str) -> Float[Array, "*batch O"]:
-    """A product of rounded factors, summed in float32. XLA has no such products for the CPU, or not of all shapes."""
-    return jax.lax.platform_dependent(
-        a,
-        b,
-        cpu=lambda a, b: jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32)).astype(out),
-        default=lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.dtype(out)),
-    )
-
-
-def _activate(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
-    return jax.nn.gelu(x, approximate=True)
-
-
 class Linear(eqx.Module):
     """x W + b."""
 
@@ -83,7 +40,7 @@ class Linear(eqx.Module):
     def __call__(
         self, x: Float[Array, "*batch I"], compute_dtype: str | None = None, hands_on: bool = False
     ) -> Float[Array, "*batch O"]:
-        return _product(x, self.weight, compute_dtype, hands_on) + self.bias
+        return biased(product(x, self.weight, compute_dtype, hands_on), self.bias)
 
 
 class LayerNorm(eqx.Module):
@@ -141,7 +98,7 @@ class MLP(eqx.Module):
     def after_first(self, x: Float[Array, "*batch H"]) -> Float[Array, "*batch O"]:
         """The rest of the network, given the output of the first Dense."""
         for i, layer in enumerate(self.layers[1:]):
-            x = _activate(x)
+            x = gelu(x)
             x = self.norms[i](x) if self.norms else x
             x = layer(x, self.compute_dtype, hands_on=layer is not self.layers[-1])
         return x
@@ -274,7 +231,8 @@ class VectorField(eqx.Module):
         if n is None and self.horizon != "none":
             raise ValueError(f"a vector field with the '{self.horizon}' embedding needs the horizon n")
         first, features = self.mlp.layers[0], _join(s, a, None if n is None else self.embed(n))
-        return _product(features, first.weight[self.x_size + 1 :], self.mlp.compute_dtype, hands_on=True) + first.bias
+        weight = first.weight[self.x_size + 1 :]
+        return biased(product(features, weight, self.mlp.compute_dtype, hands_on=True), first.bias)
 
     def __call__(
         self, x: Float[Array, "*batch X"], tau: Float[Array, "..."], c: Float[Array, "*batch H"]
@@ -282,7 +240,7 @@ class VectorField(eqx.Module):
         """The velocity at x, given `c` from `condition`. `tau` is a scalar or one per row."""
         tau = jnp.broadcast_to(tau[..., None], (*x.shape[:-1], 1))
         weight = self.mlp.layers[0].weight[: self.x_size + 1]
-        moving = _product(_join(x, tau), weight, self.mlp.compute_dtype, hands_on=True)
+        moving = product(_join(x, tau), weight, self.mlp.compute_dtype, hands_on=True)
         return self.mlp.after_first(moving + c)
 
     def velocity(

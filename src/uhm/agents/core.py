@@ -39,6 +39,8 @@ class Config(base.Config):
     """ODE solver."""
     predict: Literal["delta", "scaled", "absolute"] = "delta"
     """The model predicts the change of state, that over its standard deviation after n steps, or the state."""
+    flow_output: Literal["velocity", "end"] = "velocity"
+    """The flow's network says its velocity, or where it ends, from which the velocity follows."""
     flag_scale: float = 1.0
     """What the flow makes of an ended future, where one that has not is 0 and noise is 1."""
     model_layer_norm: bool = True
@@ -108,8 +110,9 @@ class FlowTarget(NamedTuple):
 class Backup(NamedTuple):
     """The critic's target, and the flow's where there is a model; `generated` are states that the model imagined.
 
-    `ends` is how often an imagined future has ended. Were the flags right, that is a few times as often as a stored
-    transition ends; if it is far more, values are cut off where nothing ends.
+    `ends` is how often an imagined future has ended. Were the flags right, that is at most a few times as often as a
+    stored transition ends, or less, where a goal holds for a while and many stored transitions end in it; if it is far
+    more, values are cut off where nothing ends.
     """
 
     y: Float[Array, " B"]
@@ -198,6 +201,7 @@ def build(config: Config, spec: Spec, method: Method) -> Agent:
                 delta=config.predict != "absolute",
                 standardise=config.standardise,
                 flag_scale=config.flag_scale,
+                says_end=config.flow_output == "end",
                 changes=_units(method.changes(spec.change_std), spec) if config.predict == "scaled" else None,
                 steps=config.flow_steps,
                 ode=config.ode,
@@ -296,6 +300,9 @@ def model_loss(
     ended = target.x1[:, -1] > threshold
     recall = share(guess > threshold, ended)
     # Rows without an ended future say nothing: 1, so that a dip means a miss.
-    squares = jnp.square(velocity - (target.x1 - target.x0))
+    error = velocity - (target.x1 - target.x0)
+    if model.says_end:  # x_1's error: the velocity's grows without bound as tau nears 1, and would count most there
+        error *= 1 - tau[:, None]
+    squares = jnp.square(error)
     weights = jnp.ones(squares.shape[-1]).at[-1].set(hyper.flag_weight)
     return (squares * weights).mean(), jnp.where(ended.any(), recall, 1.0)

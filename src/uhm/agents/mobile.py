@@ -40,9 +40,16 @@ def disagreement(
     key: PRNGKeyArray,
     samples: int,
 ) -> Float[Array, " B"]:
-    """u of the module docstring: the population standard deviation over models."""
-    key_model, key_act = jax.random.split(key)
+    """u of the module docstring: the population standard deviation over models.
+
+    Sample after sample and not all at once, which for five small members took a fifth longer on a CPU than for one.
+    """
     mean, log_std = params.dynamics(s, a)  # [E, B, S]
-    s_next = mean + jnp.exp(log_std) * jax.random.normal(key_model, (samples, *mean.shape))
-    a_next, _ = params.actor.sample(key_act, s_next)
-    return target(s_next, a_next).mean((0, 1)).std(0)
+
+    def values(key: PRNGKeyArray) -> Float[Array, "E B"]:
+        key_model, key_act = jax.random.split(key)
+        s_next = mean + jnp.exp(log_std) * jax.random.normal(key_model, mean.shape)
+        a_next, _ = params.actor.sample(key_act, s_next)
+        return target(s_next, a_next).mean(0)
+
+    return jax.lax.map(values, jax.random.split(key, samples)).mean(0).std(0)

@@ -22,10 +22,9 @@ from uhm.evaluate.records import Episode, episode_seeds
 from uhm.tasks import ROOMS, Domain, Environment, Task
 
 # Lanes per worker, half of them stepped per message. A step of the arm takes milliseconds and 200 MB. In a maze it
-# takes a fraction of one and 3 MB, and the policy's share is large unless its batches are: with 64 lanes and not 32 it
-# falls from 76 to 48 microseconds a step. A point's step takes only 80 itself.
-_LANES: dict[Domain, int] = {"manipulation": 8, "locomotion": 64}
-_POINTMAZE_LANES = 128
+# takes a fraction of one and 3 MB, and the policy's share is large unless its batches are: a humanoid's step takes 270
+# microseconds of a core, and the policy 43 more with 64 lanes.
+_LANES: dict[Domain, int] = {"manipulation": 8, "locomotion": 128}
 _MEGABYTES: dict[Domain, int] = {"manipulation": 200, "locomotion": 4}
 _WORKER_MEGABYTES = 500
 _SHARE_OF_MEMORY = 0.5
@@ -193,8 +192,7 @@ def _sizes(environment: Environment, jobs: int, workers: int | None, lanes: int 
         free = _free_megabytes() * _SHARE_OF_MEMORY
         workers = max(1, min(workers, int(free / (_WORKER_MEGABYTES + 2 * _MEGABYTES[domain]))))
         fit = int((free - workers * _WORKER_MEGABYTES) / _MEGABYTES[domain])
-        wanted = _POINTMAZE_LANES if environment.name.startswith("pointmaze") else _LANES[domain]
-        lanes = max(1, min(workers * wanted, fit))
+        lanes = max(1, min(workers * _LANES[domain], fit))
     lanes = min(lanes, jobs)
     return min(workers, lanes), lanes
 

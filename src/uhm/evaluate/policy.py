@@ -96,7 +96,7 @@ def act_rows(
 ) -> list[tuple[Int[np.ndarray, "_"], Any]]:
     """Actions for rows that belong to any members: pairs of row numbers and their actions, which may be too many.
 
-    Batches are padded to a power of two, for a new shape would compile a new program. Nothing here waits for results.
+    Batches are padded, for a new shape would compile a new program. Nothing here waits for results.
     """
     if isinstance(act, Policy):
         answers = []
@@ -114,4 +114,7 @@ def act_rows(
 
 
 def _padded(rows: int) -> int:
-    return 1 << (rows - 1).bit_length()
+    """Powers of two up to 8, then eighths of the next one, at least 8: few programs, and few rows that nobody needs."""
+    power = 1 << (rows - 1).bit_length()
+    part = max(8, power // 8)
+    return power if rows <= 8 else -(-rows // part) * part

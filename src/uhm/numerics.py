@@ -1,0 +1,89 @@
+"""What layers are made of, with gradients of their own: products that may be rounded, biases, GELU.
+
+JAX's own rules are right but store much, and on a GPU the time of small networks goes into what is written and read
+between their products. By these rules the only arrays of a layer that live until its gradient are its input and its
+product, in bfloat16 where that is the compute precision.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+_GELU = 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715
+
+
+def product(
+    x: Float[Array, "*batch I"], weight: Float[Array, "I O"], compute_dtype: str | None, hands_on: bool
+) -> Float[Array, "*batch O"]:
+    """x W. What is not handed on to another layer is not rounded."""
+    if compute_dtype is None:
+        return x @ weight
+    return _rounded_product(x.astype(compute_dtype), weight, compute_dtype if hands_on else weight.dtype.name)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _rounded_product(x: Float[Array, "*batch I"], weight: Float[Array, "I O"], out: str) -> Float[Array, "*batch O"]:
+    """x W with W rounded as x is. By JAX's own rule the products of its gradient would be float32, twice as dear."""
+    return _matmul(x, weight.astype(x.dtype), out)
+
+
+def _rounded_product_forward(x: Array, weight: Array, out: str) -> tuple[Array, tuple[Array, Array]]:
+    return _rounded_product(x, weight, out), (x, weight)
+
+
+def _rounded_product_backward(out: str, factors: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
+    x, weight = factors
+    slope = slope.astype(x.dtype)
+    rows, slopes = (leaf.reshape(-1, leaf.shape[-1]) for leaf in (x, slope))
+    return _matmul(slope, weight.astype(x.dtype).T, x.dtype.name), _matmul(rows.T, slopes, weight.dtype.name)
+
+
+_rounded_product.defvjp(_rounded_product_forward, _rounded_product_backward)
+
+
+def _matmul(a: Float[Array, "*batch I"], b: Float[Array, "I O"], out: str) -> Float[Array, "*batch O"]:
+    """A product of rounded factors, summed in float32. XLA has no such products for the CPU, or not of all shapes."""
+    return jax.lax.platform_dependent(
+        a,
+        b,
+        cpu=lambda a, b: jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32)).astype(out),
+        default=lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.dtype(out)),
+    )
+
+
+@jax.custom_vjp
+def biased(y: Float[Array, "*batch O"], bias: Float[Array, " O"]) -> Float[Array, "*batch O"]:
+    """y + b. Where y was rounded, so is its slope, and that is what b's is summed from: the only one to be stored."""
+    return y + bias
+
+
+def _biased_backward(like: Array, slope: Array) -> tuple[Array, Array]:
+    rounded = slope.astype(like.dtype)
+    return rounded, rounded.astype(slope.dtype).reshape(-1, slope.shape[-1]).sum(0)
+
+
+biased.defvjp(lambda y, bias: (y + bias, y), _biased_backward)
+
+
+@jax.custom_vjp
+def gelu(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
+    """x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), written as x sigmoid(2u).
+
+    Its gradient computes the sigmoid again: what a GPU writes and reads between layers costs more than an exponential.
+    """
+    return x * _gate(x)
+
+
+def _gate(x: Array) -> Array:
+    return jax.nn.sigmoid(x * (_GELU[0] + _GELU[1] * x * x))
+
+
+def _gelu_backward(x: Array, slope: Array) -> tuple[Array]:
+    gate = _gate(x)
+    return (slope * gate * (1 + x * (1 - gate) * (_GELU[0] + 3 * _GELU[1] * x * x)),)
+
+
+gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
