@@ -134,14 +134,24 @@ def test_without_terminal_handling_masks_and_flags_change_nothing(name):
         assert a.ends == 0.0
 
 
+@pytest.mark.parametrize("name", IMAGINING)
+def test_above_every_flag_the_threshold_leaves_stored_ends_alone(name):
+    batch, state = batch_of(name), always_flagging(state_of(name))
+    ended, going_on = (batch._replace(masks=jnp.full_like(batch.masks, m)) for m in (0.0, 1.0))
+    unmoved = backup(name, going_on, state=state, flag_threshold=1e6)
+    assert_trees(np.testing.assert_array_equal, unmoved, backup(name, going_on, state=state, terminal=False))
+    np.testing.assert_allclose(backup(name, ended, state=state, flag_threshold=1e6).y, batch.rewards, rtol=1e-6)
+
+
 def stand_in(model, reward, critic, actor=None, **hyper) -> Any:
     """A context of plain functions: a world that is known exactly. The policy does nothing unless told otherwise."""
     actor = actor or (lambda s: jnp.zeros((*s.shape[:-1], 1)))
     both = lambda s, a: jnp.stack([critic(s, a) - 1.0, critic(s, a) + 1.0])  # noqa: E731
     encode = lambda s, s_n, ended, n: jnp.concatenate([s_n - s, ended[..., None]], -1)  # noqa: E731
-    sample = lambda key, s, a, n: model(jax.random.normal(key, (*s.shape[:-1], 2)), s, a, n)  # noqa: E731
+    generate = lambda noise, s, a, n, threshold: model(noise, s, a, n)  # noqa: E731
+    sample = lambda key, s, a, n, threshold: model(jax.random.normal(key, (*s.shape[:-1], 2)), s, a, n)  # noqa: E731
     targets: Any = SimpleNamespace(
-        critic=both, actor=actor, model=SimpleNamespace(generate=model, sample=sample, encode=encode)
+        critic=both, actor=actor, model=SimpleNamespace(generate=generate, sample=sample, encode=encode)
     )
     hyper = replace(target_noise=0.0, **hyper)
     return Context(targets, reward, hyper, jnp.float32(0.8), jnp.int32(K), "mean")  # type: ignore

@@ -29,7 +29,7 @@ class Shift(HorizonModel):
         self.mean, self.std, self.scale = jnp.zeros(0), jnp.zeros(0), jnp.zeros((1, 0))
         self.delta, self.steps, self.ode, self.flag_scale, self.says_end = True, 1, "", 1.0, False
 
-    def sample(self, key, s, a, n=1):
+    def sample(self, key, s, a, n=1, threshold=0.5):
         after = s + jnp.asarray(n)[..., None] * a
         return after, after[..., 0] >= HALT
 

@@ -72,6 +72,8 @@ class Hyper:
     """Handle terminal states; without it every value is bootstrapped, past the goal too."""
     flag_weight: Any = 1.0
     """Weight of the terminal flag in the model's loss, where every dimension of the state has 1."""
+    flag_threshold: Any = 0.5
+    """An imagined future has ended if its flag, 1 where it has, is above; a huge one leaves ends to the critic."""
     normalise_q: Any = True
     """Divide Q by its mean magnitude in the actor's loss."""
     literal_mve: Any = False
@@ -296,9 +298,8 @@ def model_loss(
     x = flow.path(target.x0, target.x1, tau)
     velocity = model.velocity(x, tau, batch.observations, batch.actions, target.n)
     guess = x[:, -1] + (1 - tau) * velocity[:, -1]
-    threshold = THRESHOLD * model.flag_scale
-    ended = target.x1[:, -1] > threshold
-    recall = share(guess > threshold, ended)
+    ended = target.x1[:, -1] > THRESHOLD * model.flag_scale
+    recall = share(guess > hyper.flag_threshold * model.flag_scale, ended)
     # Rows without an ended future say nothing: 1, so that a dip means a miss.
     error = velocity - (target.x1 - target.x0)
     if model.says_end:  # x_1's error: the velocity's grows without bound as tau nears 1, and would count most there

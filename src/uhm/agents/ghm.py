@@ -37,7 +37,7 @@ def backup(context: Context, batch: Transitions, key: PRNGKeyArray) -> Backup:
     a = context.mix(key_mix, batch.next_actions, context.act(key_next, s))
     noise = jax.random.normal(key_noise, (*s.shape[:-1], s.shape[-1] + 1))
     n = jnp.ones(batch.rewards.shape, jnp.int32)
-    imagined, flagged = model.generate(noise, s, a, n)
+    imagined, flagged = model.generate(noise, s, a, n, hyper.flag_threshold)
     real = ~more | ended
     s_e = jnp.where(real[:, None], s, imagined)
     d_e = jnp.where(real, ended, flagged & hyper.terminal)

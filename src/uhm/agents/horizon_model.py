@@ -81,11 +81,12 @@ class HorizonModel(eqx.Module):
         s: Float[Array, "*batch S"],
         a: Float[Array, "*batch A"],
         n: int | Int[Array, "*batch"] = 1,
+        threshold: float | Float[Array, ""] = THRESHOLD,
     ) -> tuple[Float[Array, "*batch S"], Bool[Array, "*batch"]]:
-        """States n steps after (s, a), and whether the task has ended by then."""
+        """States n steps after (s, a), and whether the task has ended by then (the flag is above `threshold`)."""
         n = jnp.broadcast_to(jnp.asarray(n, jnp.int32), s.shape[:-1])
         noise = jax.random.normal(key, (*s.shape[:-1], s.shape[-1] + 1))
-        return self.generate(noise, s, a, n)
+        return self.generate(noise, s, a, n, threshold)
 
     def generate(
         self,
@@ -93,12 +94,13 @@ class HorizonModel(eqx.Module):
         s: Float[Array, "*batch S"],
         a: Float[Array, "*batch A"],
         n: Int[Array, "*batch"],
+        threshold: float | Float[Array, ""] = THRESHOLD,
     ) -> tuple[Float[Array, "*batch S"], Bool[Array, "*batch"]]:
         """The same for given noise: follow the flow from x_0 = noise to x_1 and decode."""
         condition = self.field.condition(self._scaled(s), a, n)
         x = flow.solve(lambda x, tau: self._velocity(x, tau, condition), noise, self.steps, self.ode)
         base, scale = self._code(s, n)
-        return base + scale * x[..., :-1], x[..., -1] > THRESHOLD * self.flag_scale
+        return base + scale * x[..., :-1], x[..., -1] > threshold * self.flag_scale
 
     def encode(
         self,

@@ -34,7 +34,7 @@ def imagined_backup(context: Context, batch: Transitions, key: PRNGKeyArray, win
     def step(carry: tuple[Array, ...], key: PRNGKeyArray) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         s, ended, a = carry
         key_flow, key_next = jax.random.split(key)
-        s_next, flagged = model.sample(key_flow, s, a, n)
+        s_next, flagged = model.sample(key_flow, s, a, n, hyper.flag_threshold)
         s_next = jnp.where(ended[:, None], s, s_next)
         ended_next = ended | (flagged & hyper.terminal)
         a_next = context.act(key_next, s_next)

@@ -35,7 +35,7 @@ def backup(context: Context, batch: Transitions, key: PRNGKeyArray) -> Backup:
     a = context.mix(key_mix, batch.next_actions, context.act(key_next, s))
     noise = jax.random.normal(key_noise, (*s.shape[:-1], s.shape[-1] + 1))
     # The sample for n = 1 is thrown away; its horizon is only kept valid.
-    imagined, flagged = model.generate(noise, s, a, jnp.maximum(n - 1, 1))
+    imagined, flagged = model.generate(noise, s, a, jnp.maximum(n - 1, 1), hyper.flag_threshold)
     real = (n == 1) | ended
     s_e = jnp.where(real[:, None], s, imagined)
     d_e = jnp.where(real, ended, flagged & hyper.terminal)
