@@ -147,7 +147,7 @@ def _having(kind: type, values: dict[str, Any]) -> Any:
 
 def _enough(gigaflops: float) -> int:
     """Steps of a chunk: what a chunk costs once, which a real run pays every few hundred steps, must not count."""
-    return max(5, min(100, int(50 / gigaflops))) if jax.default_backend() == "cpu" else 100
+    return max(5, min(100, int(300 / gigaflops))) if jax.default_backend() == "cpu" else 100
 
 
 def _memory(compiled: Any) -> int:
