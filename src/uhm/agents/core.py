@@ -72,7 +72,7 @@ class Hyper:
     """Handle terminal states; without it every value is bootstrapped, past the goal too."""
     flag_weight: Any = 1.0
     """Weight of the terminal flag in the model's loss, where every dimension of the state has 1."""
-    flag_threshold: Any = 0.5
+    flag_threshold: Any = THRESHOLD
     """An imagined future has ended if its flag, 1 where it has, is above; a huge one leaves ends to the critic."""
     normalise_q: Any = True
     """Divide Q by its mean magnitude in the actor's loss."""
