@@ -107,8 +107,10 @@ def test_a_terminal_successor_is_worth_the_reward_alone(name):
             result = backup(name, batch, jax.random.key(seed), cap=cap)
             np.testing.assert_array_equal(result.y, first.rewards)
             if result.flow is not None:
-                end = np.column_stack([first.next_observations - first.observations, np.ones(len(ROWS))])
-                np.testing.assert_allclose(result.flow.x1, end, atol=1e-6)
+                units = np.asarray(state_of(name).params.model.scale)
+                units = units[np.minimum(result.flow.n, len(units)) - 1]
+                change = (first.next_observations - first.observations) / units
+                np.testing.assert_allclose(result.flow.x1, np.column_stack([change, np.ones(len(ROWS))]), atol=1e-6)
                 horizons |= {(cap, int(n)) for n in result.flow.n}
     if name == "uhm":
         assert horizons == {(cap, n) for cap in range(1, K + 1) for n in range(1, cap + 1)}
@@ -348,25 +350,27 @@ def test_actor_loss_by_hand(agg, q):
 
 
 def test_reward_and_flow_loss_by_hand():
-    """R = s, errors 0 and 4. The model's velocity is (x, tau, s, a) W, taken at x_tau = (1-tau) x_0 + tau x_1."""
+    """R = s, errors 0 and 4. The model's network says (x, tau, s, a) W, taken at x_tau = (1-tau) x_0 + tau x_1."""
     reward = linear(nets.RewardNet(1, 2, KEY, ()), 1, 0, 0)
     spec = spec_of(random_data(), 1)._replace(observation_size=1)
-    model = HorizonModel(spec, KEY, hidden=(), embedding="none")
-    # state' = x_state + tau, flag' = s + a_1
+    model = HorizonModel(spec, KEY, hidden=(), embedding="none", flag_std=2.0)
+    # v_state = x_state + tau, F = s + a_1
     kernel = jnp.array([[1, 0], [0, 0], [1, 0], [0, 1], [0, 1], [0, 0]], jnp.float32)
     model = eqx.tree_at(lambda m: m.field.mlp.layers[0].weight, model, kernel)
     x0, x1, tau = jnp.array([[1.0, 0.0], [0.0, 2.0]]), jnp.array([[3.0, 1.0], [4.0, 0.0]]), jnp.array([0.5, 0.25])
-    # x_tau = (2, .5), (1, 1.5); v = (2.5, 1.5), (1.25, 2); x_1 - x_0 = (2, 1), (4, -2).
-    expected = np.mean([0.5**2, 0.5**2, 2.75**2, 4.0**2])
+    # x_tau = (2, .5), (1, 1.5); v_state = 2.5, 1.25 and should be 2, 4. F = 1.5, 2 and should be
+    # ((1 - tau) x_1 / 2 - 2 tau x_0) / sqrt(4 tau^2 + (1 - tau)^2): 0.25 / sqrt(1.25) and -1 / sqrt(0.8125).
+    off = [1.5 - 0.25 / np.sqrt(1.25), 2 + 1 / np.sqrt(0.8125)]
+    expected = np.mean([0.5**2, off[0] ** 2, 2.75**2, off[1] ** 2])
     backup = core.Backup(jnp.zeros(2), core.FlowTarget(jnp.ones(2, int), x0, x1))
     actor = nets.Actor(1, 2, KEY, ())
     params = Networks(CRITIC, actor, model, reward)
     total, metrics = core.losses(params, HYPER, HAND, backup, tau, jnp.bool_(True), "mean")
     assert metrics["reward_loss"] == pytest.approx(16 / 2)
-    assert metrics["model_loss"] == pytest.approx(expected)
+    assert metrics["model_loss"] == pytest.approx(expected, rel=1e-5)
     heavy, _ = core.model_loss(model, replace(flag_weight=4.0), HAND, cast(Any, backup.flow), tau)
-    assert heavy == pytest.approx(np.mean([0.5**2, 4 * 0.5**2, 2.75**2, 4 * 4.0**2]))
-    # The first row ended; x_1's flag is guessed as .5 + .5 * 1.5 = 1.25.
+    assert heavy == pytest.approx(np.mean([0.5**2, 4 * off[0] ** 2, 2.75**2, 4 * off[1] ** 2]))
+    # The first row ended; x_1's flag is guessed as .5 + .5 (1.5 / 1.25 * .5 + 2 / sqrt(1.25) * 1.5) > .5.
     assert metrics["flag_recall"] == 1.0
     parts = sum(float(metrics[f"{part}_loss"]) for part in ("critic", "actor", "reward", "model"))
     assert total == pytest.approx(parts, rel=1e-6)

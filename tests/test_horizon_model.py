@@ -1,5 +1,6 @@
 """The model's shapes and codes, and that what it learns by bootstrapping on itself are the true n-step futures."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -12,7 +13,7 @@ from toys import A, K, S, random_data, train
 from uhm import flow, population
 from uhm.agents import family, spec_of
 from uhm.agents.core import Config, FlowTarget, Hyper, model_loss
-from uhm.agents.horizon_model import HorizonModel
+from uhm.agents.horizon_model import FLAG_STD, HorizonModel
 from uhm.data.dataset import make_dataset
 
 SPEC = spec_of(random_data(), K)._replace(
@@ -43,16 +44,37 @@ def test_samples_have_any_leading_axes_and_any_horizon(embedding):
     assert np.array_equal(one, two) == (embedding == "none")
 
 
-class _Straight(eqx.Module):
-    """A field that flows by a constant."""
+class Straight(eqx.Module):
+    """A field that says what makes the flow go straight from x0 to x1; of the flag, `off` too much."""
 
-    by: jax.Array
+    x0: jax.Array
+    x1: jax.Array
+    flag_std: float = FLAG_STD
+    off: float = 0.0
 
     def condition(self, s, a, n):
         return s
 
     def __call__(self, x, tau, c):
-        return self.by
+        root = jnp.sqrt(tau**2 * self.flag_std**2 + (1 - tau) ** 2)
+        flag = ((1 - tau) * self.x1[..., -1] / self.flag_std - tau * self.flag_std * self.x0[..., -1]) / root
+        return (self.x1 - self.x0).at[..., -1].set(flag + self.off)
+
+
+class Says(eqx.Module):
+    """A field that says a function of what it is shown."""
+
+    what: Callable[[jax.Array], jax.Array] = eqx.field(static=True)
+
+    def condition(self, s, a, n):
+        return s
+
+    def __call__(self, x, tau, c):
+        return self.what(x)
+
+
+def with_field(field: Any, **options: Any) -> Any:
+    return eqx.tree_at(lambda model: model.field, make(**options), field)
 
 
 class Rows(NamedTuple):
@@ -77,53 +99,61 @@ def test_what_is_encoded_is_decoded_again(delta, standardise):
         assert x[-1] == ended
         # A flow that ends in x, begun at any noise.
         noise = jax.random.normal(KEY, (S + 1,))
-        straight: Any = eqx.tree_at(lambda m: m.field, model, _Straight(x - noise))
+        straight = with_field(Straight(noise, x), delta=delta, standardise=standardise)
         state, flag = straight.generate(noise, s, jnp.zeros(A), jnp.int32(1))
         np.testing.assert_allclose(state, s_n, rtol=1e-4, atol=1e-4)
         assert flag == ended
 
 
-@pytest.mark.parametrize("ode", ["midpoint", "euler"])
-def test_a_field_that_says_the_end_is_there_at_the_end_whatever_the_noise(ode):
-    x1 = jnp.array([0.5, -2.0, 3.0, 1.0])
-    model: Any = eqx.tree_at(lambda m: m.field, make(says_end=True, ode=ode), _Straight(x1))
-    s, noise = jnp.array([3.0, -1.0, 4.0]), 5 * jax.random.normal(KEY, (S + 1,))
-    state, flag = model.generate(noise, s, jnp.zeros(A), jnp.int32(1))
-    np.testing.assert_allclose(state, s + x1[:-1], rtol=1e-5, atol=1e-5)
-    assert flag
-    # On the straight path to x_1 its velocity is that of the path.
-    for tau in jnp.array([0.0, 0.3, 0.99]):
-        x = flow.path(noise, x1, tau)
-        velocity = model.velocity(x, tau, s, jnp.zeros(A), jnp.int32(1))
-        np.testing.assert_allclose(velocity, x1 - noise, rtol=1e-3, atol=1e-3)
+@pytest.mark.parametrize("flag_std", [0.05, 1.0])
+def test_a_flag_of_which_nothing_is_known_goes_from_noise_to_its_own_spread(flag_std):
+    model = with_field(Says(jnp.zeros_like), flag_std=flag_std)
+    s, tau = jnp.zeros(S), jnp.linspace(0.0, 1.0, 2001)
+    # x = sqrt(D) x_0 solves the ODE for F = 0: its slope is the velocity there.
+    x = jnp.zeros((len(tau), S + 1)).at[:, -1].set(jnp.sqrt((tau * flag_std) ** 2 + (1 - tau) ** 2))
+    velocity = jax.vmap(lambda x, tau: model.velocity(x, tau, s, jnp.zeros(A), jnp.int32(1)))(x, tau)
+    np.testing.assert_allclose(velocity[1:-1, -1], np.gradient(x[:, -1], tau[1])[1:-1], atol=2e-3)
+    noise = jnp.zeros(S + 1).at[-1].set(4.0)
+    _, ended = model.generate(noise, s, jnp.zeros(A), jnp.int32(1))
+    assert ended == (flag_std == 1.0)
 
 
-@pytest.mark.parametrize("says_end", [True, False])
-def test_the_models_loss_is_the_error_of_what_its_network_says(says_end):
-    """The velocity's, or that of the path's end, at every tau alike."""
-    x0, x1 = jnp.array([[1.0, 0.0, 2.0, -1.0]]), jnp.array([[2.0, 4.0, 0.0, 1.0]])
-    said = jnp.array([[3.0, 2.0, 0.0, 0.0]])
-    model: Any = eqx.tree_at(lambda m: m.field, make(says_end=says_end), _Straight(said))
+@pytest.mark.parametrize("tau", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("flag_std", [0.05, 0.5])
+def test_what_the_network_says_of_the_flag_and_its_loss(tau, flag_std):
+    """If it says F of (x_0, x_1) the velocity is x_1 - x_0; if it is wrong by e the loss is e^2, at every tau alike."""
+    x0, x1, taus = jnp.array([[1.0, 0.0, 2.0, -0.7]]), jnp.array([[2.0, 4.0, 0.0, 1.0]]), jnp.array([tau])
     batch = Rows(jnp.zeros((1, S)), jnp.zeros((1, A)))
     target = FlowTarget(jnp.ones(1, jnp.int32), x0, x1)
-    # What is said minus what should be: (1, -2, 0, -1) of the end, (2, -2, 2, -2) of the velocity (1, 4, -2, 2).
-    squares = [1, 4, 0, 1] if says_end else [4, 4, 4, 4]
-    for tau in (0.0, 0.5, 0.9):
+    for off in (0.0, 0.5):
+        model = with_field(Straight(x0, x1, flag_std, off), flag_std=flag_std)
+        velocity = model.velocity(flow.path(x0, x1, taus), taus, *batch, target.n)
+        expected = 1.7 + off * flag_std / np.sqrt(tau**2 * flag_std**2 + (1 - tau) ** 2)
+        np.testing.assert_allclose(velocity, [[1.0, 4.0, -2.0, expected]], rtol=1e-4)
         for weight in (1.0, 3.0):
-            loss, _ = model_loss(model, Hyper(flag_weight=weight), batch, target, jnp.array([tau]))
-            assert loss == pytest.approx(np.mean(np.array(squares) * [1, 1, 1, weight]), rel=1e-4)
+            loss, _ = model_loss(model, Hyper(flag_weight=weight), batch, target, taus)
+            assert loss == pytest.approx(weight * off**2 / (S + 1), abs=1e-5)
+
+
+def test_the_network_sees_the_flag_with_a_spread_of_one():
+    model = with_field(Says(lambda x: x), flag_std=0.5)
+    x, tau = jnp.array([1.0, 2.0, 3.0, 2.0]), jnp.float32(0.6)
+    found = model.velocity(x, tau, jnp.zeros(S), jnp.zeros(A), jnp.int32(1))
+    # D = 0.36 / 4 + 0.16 = 0.25; the skip is (0.15 - 0.4) / 0.25 = -1; it sees 2 / 0.5 = 4 and says so, in units of 1.
+    np.testing.assert_allclose(found, [1.0, 2.0, 3.0, -2.0 + 4.0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_changes_are_measured_in_units_of_their_horizon(n):
-    model = make(changes=CHANGES, flag_scale=4.0)
+    model = make(changes=CHANGES)
     s, s_n = jnp.array([3.0, -1.0, 4.0]), jnp.array([5.0, -1.5, -16.0])
     x = model.encode(s, s_n, jnp.bool_(True), jnp.int32(n))
-    np.testing.assert_allclose(x, [2.0, -0.25, -5.0, 4.0] if n == 1 else [1.0, -0.125, -4.0, 4.0])
+    np.testing.assert_allclose(x, [2.0, -0.25, -5.0, 1.0] if n == 1 else [1.0, -0.125, -4.0, 1.0])
     noise = jax.random.normal(KEY, (S + 1,))
-    for end, flag in ((4.0, True), (2.1, True), (1.9, False)):  # half of the scale is the threshold
-        straight: Any = eqx.tree_at(lambda m: m.field, model, _Straight(x.at[-1].set(end) - noise))
-        state, ended = straight.generate(noise, s, jnp.zeros(A), jnp.int32(n))
+    for end, flag in ((1.0, True), (0.51, True), (0.49, False)):
+        state, ended = with_field(Straight(noise, x.at[-1].set(end)), changes=CHANGES).generate(
+            noise, s, jnp.zeros(A), jnp.int32(n)
+        )
         np.testing.assert_allclose(state, s_n, rtol=1e-4, atol=1e-4)
         assert ended == flag
 
@@ -152,9 +182,10 @@ def test_models_get_the_units_of_the_horizons_that_they_predict(name, rows):
 def test_the_field_sees_scaled_states_and_statistics_get_no_gradient():
     model = make(standardise=True)
     s, a, n, tau = jnp.array([[3.0, -1.0, 4.0]]), jnp.ones((1, A)), jnp.ones(1, int), jnp.array([0.3])
-    x = jnp.ones((1, S + 1))
+    x = jnp.ones((1, S + 1)).at[:, -1].set(0.0)  # the flag has its own scale
     scaled = (s - SPEC.observation_mean) / SPEC.observation_std
-    np.testing.assert_allclose(model.velocity(x, tau, s, a, n), model.field.velocity(x, tau, scaled, a, n), rtol=1e-6)
+    found, expected = model.velocity(x, tau, s, a, n), model.field.velocity(x, tau, scaled, a, n)
+    np.testing.assert_allclose(found[:, :-1], expected[:, :-1], rtol=1e-6)
 
     @jax.jit
     def slope(model):

@@ -27,7 +27,7 @@ class Shift(HorizonModel):
     def __init__(self):
         self.field = None  # pyright: ignore[reportAttributeAccessIssue]
         self.mean, self.std, self.scale = jnp.zeros(0), jnp.zeros(0), jnp.zeros((1, 0))
-        self.delta, self.steps, self.ode, self.flag_scale, self.says_end = True, 1, "", 1.0, False
+        self.delta, self.steps, self.ode, self.flag_std = True, 1, "", 1.0
 
     def sample(self, key, s, a, n=1, threshold=0.5):
         after = s + jnp.asarray(n)[..., None] * a

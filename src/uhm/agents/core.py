@@ -3,7 +3,7 @@
     L_Q  = mean_i (Q_i(s, a) - y)^2                                      y is the one thing the methods differ in
     L_pi = alpha |mu(s) - a|^2 - c Q(s, mu(s)),   c = sg(1 / mean |Q|)   TD3+BC; c gives alpha a scale
     L_R  = (R(s, a) - r)^2                                               where the target asks for rewards
-    L_v  = |v(x_tau | s, a, n, tau) - (x_1 - x_0)|^2_w                   where there is a flow model; w weighs the flag
+    L_v  = |v(x_tau | s, a, n, tau) - (x_1 - x_0)|^2_w                   where there is a flow model; w is the flag's
 
 A method says how it samples, which model it has, and how it backs up: `Backup` is the target y and, for the methods
 with a model, the flow's regression target. One Adam moves all networks by the sum of the losses; every loss sees the
@@ -23,7 +23,7 @@ from uhm import flow, horizons, nets
 from uhm.agents import base
 from uhm.agents.base import Agent, Batch, Metrics, Spec, stop
 from uhm.agents.descent import State, descend, start
-from uhm.agents.horizon_model import THRESHOLD, HorizonModel
+from uhm.agents.horizon_model import FLAG_STD, THRESHOLD, HorizonModel
 from uhm.data.sampling import Sampler
 
 
@@ -37,12 +37,10 @@ class Config(base.Config):
     """Steps of the ODE solver; midpoint evaluates twice per step."""
     ode: Literal["midpoint", "euler"] = "midpoint"
     """ODE solver."""
-    predict: Literal["delta", "scaled", "absolute"] = "delta"
-    """The model predicts the change of state, that over its standard deviation after n steps, or the state."""
-    flow_output: Literal["velocity", "end"] = "velocity"
-    """The flow's network says its velocity, or where it ends, from which the velocity follows."""
-    flag_scale: float = 1.0
-    """What the flow makes of an ended future, where one that has not is 0 and noise is 1."""
+    predict: Literal["scaled", "delta", "absolute"] = "scaled"
+    """The model predicts the change of state over its standard deviation after n steps, as it is, or the state."""
+    flag_std: float = FLAG_STD
+    """Standard deviation that the terminal flag, 0 or 1, is taken to have: the rarer ends are, the smaller."""
     model_layer_norm: bool = True
     """LayerNorm in the vector field."""
     embedding: Literal["sincos", "scalar", "onehot"] = "sincos"
@@ -202,8 +200,7 @@ def build(config: Config, spec: Spec, method: Method) -> Agent:
                 layer_norm=config.model_layer_norm,
                 delta=config.predict != "absolute",
                 standardise=config.standardise,
-                flag_scale=config.flag_scale,
-                says_end=config.flow_output == "end",
+                flag_std=config.flag_std,
                 changes=_units(method.changes(spec.change_std), spec) if config.predict == "scaled" else None,
                 steps=config.flow_steps,
                 ode=config.ode,
@@ -298,12 +295,10 @@ def model_loss(
     x = flow.path(target.x0, target.x1, tau)
     velocity = model.velocity(x, tau, batch.observations, batch.actions, target.n)
     guess = x[:, -1] + (1 - tau) * velocity[:, -1]
-    ended = target.x1[:, -1] > THRESHOLD * model.flag_scale
-    recall = share(guess > hyper.flag_threshold * model.flag_scale, ended)
+    ended = target.x1[:, -1] > THRESHOLD
+    recall = share(guess > hyper.flag_threshold, ended)
     # Rows without an ended future say nothing: 1, so that a dip means a miss.
     error = velocity - (target.x1 - target.x0)
-    if model.says_end:  # x_1's error: the velocity's grows without bound as tau nears 1, and would count most there
-        error *= 1 - tau[:, None]
-    squares = jnp.square(error)
+    squares = jnp.square(error.at[:, -1].set(model.flag_error(error[:, -1], tau)))
     weights = jnp.ones(squares.shape[-1]).at[-1].set(hyper.flag_weight)
     return (squares * weights).mean(), jnp.where(ended.any(), recall, 1.0)

@@ -1,12 +1,18 @@
 """The universal horizon model: a flow that samples the state n steps ahead, s_n ~ m(. | s, a, n), for any n at once.
 
-What flows is x = (state part, flag). The state part is the change s_n - s, as it is or over its standard deviation in
-the data, or s_n itself. The flag is 1 where the task has ended by then: a predicted output, thresholded at 0.5, never
-an input. Without the horizon input the same class is a geometric horizon model or a one-step model.
+What flows is x = (state part, flag). The state part is the change s_n - s over its standard deviation in the data, the
+change as it is, or s_n itself. The flag is 1 where the task has ended by then: a predicted output, thresholded at 0.5,
+never an input. Without the horizon input the same class is a geometric horizon model or a one-step model.
 
-The network says the velocity itself, or the end x_1 of the path, from which it follows: v = (x_1 - x_tau) / (1 - tau).
-In the first case what it gets wrong about x_0 is noise in the sample; in the second there is none, but the spread of
-futures is learned far more slowly: it says the middle of them for long.
+For the state the network says the velocity. Of the flag, which is 0 almost always, the velocity is nearly all noise,
+-x_0, and what is got wrong of it is as large as an end. So the flag's scale is known beforehand, as in preconditioned
+diffusion models: if sigma is its standard deviation and D = tau^2 sigma^2 + (1 - tau)^2, the network sees x / sqrt(D)
+and says
+
+    F = ((1 - tau) x_1 / sigma - tau sigma x_0) / sqrt(D),   v = (tau sigma^2 - (1 - tau)) / D x + sigma / sqrt(D) F,
+
+so that input and target have variance 1 at every tau, F = 0 turns noise into N(0, sigma^2), and an error of F is sigma
+in the sample.
 """
 
 import equinox as eqx
@@ -20,6 +26,7 @@ from uhm.agents.base import Spec
 from uhm.nets import VectorField
 
 THRESHOLD = 0.5
+FLAG_STD = 0.05  # of a flag that is 1 once in 400 times, about as often as a stored transition ends a task
 
 
 class HorizonModel(eqx.Module):
@@ -37,8 +44,7 @@ class HorizonModel(eqx.Module):
     delta: bool = eqx.field(static=True)
     steps: int = eqx.field(static=True)
     ode: str = eqx.field(static=True)
-    flag_scale: float = eqx.field(static=True)
-    says_end: bool = eqx.field(static=True)
+    flag_std: float = eqx.field(static=True)
 
     def __init__(
         self,
@@ -51,8 +57,7 @@ class HorizonModel(eqx.Module):
         delta: bool = True,
         standardise: bool = False,
         changes: np.ndarray | None = None,
-        flag_scale: float = 1.0,
-        says_end: bool = False,
+        flag_std: float = FLAG_STD,
         steps: int = 5,
         ode: str = "midpoint",
         compute_dtype: str | None = None,
@@ -72,8 +77,7 @@ class HorizonModel(eqx.Module):
         self.mean = jnp.asarray(spec.observation_mean) if standardise else jnp.zeros(size)
         self.std = jnp.asarray(spec.observation_std) if standardise else jnp.ones(size)
         self.scale = self.std[None] if changes is None else jnp.asarray(changes)
-        self.delta, self.steps, self.ode = delta, steps, ode
-        self.flag_scale, self.says_end = flag_scale, says_end
+        self.delta, self.steps, self.ode, self.flag_std = delta, steps, ode, flag_std
 
     def sample(
         self,
@@ -100,7 +104,7 @@ class HorizonModel(eqx.Module):
         condition = self.field.condition(self._scaled(s), a, n)
         x = flow.solve(lambda x, tau: self._velocity(x, tau, condition), noise, self.steps, self.ode)
         base, scale = self._code(s, n)
-        return base + scale * x[..., :-1], x[..., -1] > threshold * self.flag_scale
+        return base + scale * x[..., :-1], x[..., -1] > threshold
 
     def encode(
         self,
@@ -112,7 +116,7 @@ class HorizonModel(eqx.Module):
         """x_1 of a known future: what the flow from (s, a, n) should end in."""
         base, scale = self._code(s, n)
         state = (s_n - base) / scale
-        return jnp.concatenate([state, self.flag_scale * ended[..., None].astype(state.dtype)], axis=-1)
+        return jnp.concatenate([state, ended[..., None].astype(state.dtype)], axis=-1)
 
     def _code(
         self, s: Float[Array, "*batch S"], n: Int[Array, "*batch"]
@@ -133,11 +137,21 @@ class HorizonModel(eqx.Module):
         """v(x | s, a, n, tau)."""
         return self._velocity(x, tau, self.field.condition(self._scaled(s), a, n))
 
+    def flag_error(self, error: Float[Array, "*batch"], tau: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+        """The error of F, from that of the flag's velocity."""
+        return error * self._root(tau) / self.flag_std
+
     def _velocity(
         self, x: Float[Array, "*batch X"], tau: Float[Array, "..."], c: Float[Array, "*batch H"]
     ) -> Float[Array, "*batch X"]:
-        said = self.field(x, tau, c)
-        return (said - x) / (1 - tau[..., None]) if self.says_end else said
+        flag, root = x[..., -1], self._root(tau)
+        said = self.field(x.at[..., -1].divide(root), tau, c)
+        skip = (tau * self.flag_std**2 - (1 - tau)) / root**2
+        return said.at[..., -1].set(skip * flag + self.flag_std / root * said[..., -1])
+
+    def _root(self, tau: Float[Array, "..."]) -> Float[Array, "..."]:
+        """sqrt(D): the flag's standard deviation on the path at tau."""
+        return jnp.sqrt((tau * self.flag_std) ** 2 + (1 - tau) ** 2)
 
     def _scaled(self, s: Float[Array, "*batch S"]) -> Float[Array, "*batch S"]:
         mean, std = jax.lax.stop_gradient((self.mean, self.std))
