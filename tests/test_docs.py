@@ -1,5 +1,6 @@
 """The documentation's programs run, and what it promises of them is so."""
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from uhm.agents import family
 from uhm.errors import UhmError
+from uhm.report.collect import collect
 from uhm.runs.files import read_json
 from uhm.train import resume, train
 
@@ -47,3 +49,14 @@ def test_code_blocks_run(page):
     assert blocks
     for block in blocks:
         exec(compile(block, page, "exec"), {})
+
+
+def test_the_results_page_says_what_the_runs_say():
+    specification = importlib.util.spec_from_file_location("results", DOCS / "results.py")
+    assert specification is not None
+    assert specification.loader is not None
+    program = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(program)
+    assert (DOCS / "results.md").read_text() == program.page(collect([program.RUNS])), "run docs/results.py"
+    for picture in re.findall(r"\]\((images/.*?)\)", (DOCS / "results.md").read_text()):
+        assert (DOCS / picture).exists()

@@ -191,6 +191,7 @@ def test_what_was_not_run_long_enough_is_marked(tmp_path: Path) -> None:
     assert marks("lonely", seeds=2) == "d"
     assert marks("diverged", diverged=[3]) == "f"
     assert marks("long", steps=2_000_000) == "g"
+    assert marks("rounded", compute_dtype="bfloat16") == "h"
     assert marks("all", finished=False, evaluations=2, steps=1000, seeds=1) == "abcd"
 
 
@@ -219,6 +220,25 @@ def test_other_settings_are_other_methods_and_not_the_papers(tmp_path: Path) -> 
     assert (found.mean, found.paper, found.difference) == (pytest.approx(30), None, None)
     assert cell(table, ENVIRONMENT, other).rank == "best"
     assert [r.name for r in table.rows] == [ENVIRONMENT]
+
+
+def test_precision_is_a_setting_only_where_it_is_compared(tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "uhm", ENVIRONMENT, constant(0.5), compute_dtype="bfloat16", seeds=1)
+    fake_run(tmp_path / "b", "dtd", ENVIRONMENT, constant(0.6), compute_dtype="float32", seeds=1)
+    fake_run(tmp_path / "c", "uhm", "scene-play", constant(0.7), compute_dtype="float32", seeds=1)
+    table = made(tmp_path)  # another agent's or environment's precision is no comparison
+    assert (cell(table, ENVIRONMENT).mean, cell(table, ENVIRONMENT).marks) == (pytest.approx(50), "dh")
+    assert cell(table, ENVIRONMENT).paper == presets.paper_result("uhm", collect([tmp_path / "a"]).runs[0].environment)
+    fake_run(tmp_path / "d", "uhm", ENVIRONMENT, constant(0.9), compute_dtype="float32", seeds=1)
+    assert cell(made(tmp_path), ENVIRONMENT).mean == pytest.approx(90)
+    found = made(tmp_path, kind="settings")
+    assert [m.label for m in found.methods] == ["uhm", "uhm (compute_dtype=bfloat16)"]
+    assert {run.directory.name: run.methods[0].label for run in collect([tmp_path]).runs} == {
+        "a": "uhm (compute_dtype=bfloat16)",
+        "b": "dtd",
+        "c": "uhm",
+        "d": "uhm",
+    }
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
@@ -399,8 +419,13 @@ def test_the_command_writes_everything_and_prints_a_small_table(
     out = tmp_path / "out"
     out.mkdir()
     (out / "report.html").write_text("of yesterday")
+    for name in ("tables/noisy-settings-task.tex", "tables/own.md", "figures/curves-rooms.pdf", "figures/own.png"):
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("of yesterday")
     assert cli(["report", str(tmp_path / "runs"), "--out", str(out)]) == 0
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    for name in ("tables/own.md", "figures/own.png"):  # the reader's files stay, yesterday's tables and figures go
+        names.remove(name)
     assert names == {
         *(
             "report.html",

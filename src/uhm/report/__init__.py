@@ -12,13 +12,21 @@ page = write(["runs"], "report")
     OUT/tables/SUITE-LEVEL.md, .tex
 """
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from uhm import tasks
 from uhm.report.tables import Table
 
 __all__ = ["Report", "make", "write"]
+
+# The files that a report writes.
+_OWN = {
+    "tables": re.compile(rf"results\.csv|({'|'.join(tasks.SUITES)})-(settings-)?(environment|task)\.(md|tex)"),
+    "figures": re.compile(r"(curves-.+|ablation-.+|update-time|calibration)\.(png|pdf)"),
+}
 
 
 class Report(NamedTuple):
@@ -49,6 +57,10 @@ def make(runs: Iterable[Path | str], out: Path | str, progress: Callable[[str], 
     with writing(out):
         for folder in ("tables", "figures"):
             (out / folder).mkdir(parents=True, exist_ok=True)
+            # What an earlier report had and this one has not must not stand beside it; other files stay.
+            for old in (out / folder).iterdir():
+                if _OWN[folder].fullmatch(old.name):
+                    old.unlink()
     write_atomically(out / "tables" / "results.csv", writers.to_csv(made).encode())
     for table in made:
         for ending, text in (("md", writers.to_markdown(table)), ("tex", writers.to_latex(table))):

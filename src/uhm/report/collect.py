@@ -23,6 +23,7 @@ Setting = tuple[tuple[str, Any], ...]  # what differs from the preset, sorted by
 LAST = 3  # evaluations that the score is the mean of
 # How long training lasts is no setting of the method; too short is marked instead.
 _NO_SETTING = {"steps"}
+_PRECISION = "compute_dtype"
 _CONFIG = {"agent", "tasks", "seeds", "steps", "hyper"}
 
 
@@ -54,6 +55,7 @@ class Member:
     steps: int  # that were planned
     finished: bool
     diverged: bool
+    precision: str | None  # of its products, where the run says so
     run: Path
 
     @property
@@ -117,6 +119,8 @@ def collect(paths: Iterable[Path]) -> Collected:
         members += own
     if not runs:
         raise UhmError(f"no run in {', '.join(map(str, paths))}: a run is a folder that `uhm train` made.")
+    members = _precise(members)
+    runs = [_with_methods(run, members) for run in runs]
     members = _once(members)
     if not members:
         raise UhmError(f"nothing to report yet: no run in {', '.join(map(str, paths))} has been evaluated.")
@@ -199,6 +203,7 @@ def _member(directory: Path, config: dict[str, Any], row: dict[str, Any], finish
         steps=config["steps"],
         finished=finished,
         diverged=row.get("diverged", False),
+        precision=config.get("config", {}).get(_PRECISION),
         run=directory,
     )
 
@@ -283,6 +288,27 @@ def _times(path: Path) -> tuple[float | None, float | None]:
     pairs = itertools.pairwise(lines)
     rates = sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] > a[0])
     return lines[-1][1] if lines else None, rates[len(rates) // 2] if rates else None
+
+
+def _with_methods(run: Run, members: list[Member]) -> Run:
+    own = dict.fromkeys(member.method for member in members if member.run == run.directory)
+    return dataclasses.replace(run, methods=tuple(own) or run.methods)
+
+
+def _precise(members: list[Member]) -> list[Member]:
+    """Precision is a setting only where it is compared: where an environment has a method in more than one.
+
+    Otherwise it is how a machine came to the same numbers, and is marked in tables.
+    """
+
+    def rest(member: Member) -> tuple[Any, ...]:
+        return member.agent, member.task.environment, tuple(pair for pair in member.setting if pair[0] != _PRECISION)
+
+    found: dict[tuple[Any, ...], set[str | None]] = {}
+    for member in members:
+        found.setdefault(rest(member), set()).add(member.precision)
+    alone = lambda member: len(found[rest(member)]) == 1  # noqa: E731
+    return [dataclasses.replace(m, setting=rest(m)[-1]) if alone(m) else m for m in members]
 
 
 def _once(members: list[Member]) -> list[Member]:

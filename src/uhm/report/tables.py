@@ -30,6 +30,7 @@ MARKS = {
     "e": "not all tasks were run: ours and the paper's value are means over those that were",
     "f": "an agent diverged and was frozen; it counts as it was",
     "g": "more gradient steps than the protocol's",
+    "h": "products in bfloat16",
 }
 
 
@@ -245,5 +246,6 @@ def _marks(members: Sequence[Member], seeds: int, part: bool) -> str:
         "e": part,
         "f": any(member.diverged for member in members),
         "g": any(member.steps > member.task.environment.steps for member in members),
+        "h": any(member.precision == "bfloat16" for member in members),
     }
     return "".join(letter for letter, holds in marks.items() if holds)

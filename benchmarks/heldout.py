@@ -1,0 +1,136 @@
+"""How well a model knows futures that it was not taught: scores on an environment's validation data.
+
+    uhm data make puzzle-3x3-play --episodes 60 --data-dir data
+    python benchmarks/heldout.py puzzle-3x3-play-task2 --data-dir data --predict scaled delta --flag-std 0.05 1
+
+For each kind of model one UHM agent is trained with lambda at its final value from the first step and beta = 1: its
+model learns the futures of the stored behaviour, which the validation data hold too. Then, n steps on:
+
+    score     energy score of the states in units of their spread in the data, E|X - y| - E|X - X'| / 2; it is smallest
+              for the true distribution, and one stored future y of each state and action is enough to estimate it
+    nothing   the score of saying that nothing changes
+    spread    of samples over the error of their mean, dimension by dimension: 1 if the model is as sure as it may be
+    ends      how often it says that the task has ended by then, from states where it has not; beside it how often the
+              stored trajectory has
+    found     the same from those states (training data included, as they are few) from which the stored trajectory ends
+    known     the same from states where the task has ended, where it cannot be otherwise
+
+The choice of `predict` and `flag_std` rests on these numbers and not on success.
+"""
+
+import argparse
+import itertools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from uhm import population, tasks
+from uhm.agents import family, spec_of
+from uhm.agents.horizon_model import HorizonModel
+from uhm.data import Dataset, load
+
+HORIZONS, K_MAX, STATES, DRAWS, CHUNK = (1, 2, 4, 8), 8, 1024, 8, 500
+
+
+class Trajectories(NamedTuple):
+    """Rows with at least K_MAX + 1 rows after them, and whether the task has ended at each row."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    ended: np.ndarray
+    rows: np.ndarray
+
+
+def trajectories(data: Dataset) -> Trajectories:
+    rows = np.asarray(data.starts[: data.counts[K_MAX + 1]])
+    return Trajectories(np.asarray(data.observations), np.asarray(data.actions), ~np.asarray(data.masks)[0], rows)
+
+
+def trained(data: Dataset, steps: int, hidden: tuple[int, ...], batch_size: int, **config: Any) -> HorizonModel:
+    """The slow model of one agent."""
+    kind = family("uhm")
+    agent = kind.make(kind.Config(hidden=hidden, batch_size=batch_size, **config), spec_of(data, K_MAX))
+    members = population.grid(data.names, [0], {})
+    hyper = population.stack_hyper(kind.Hyper(beta=1.0, schedule=False, steps=steps), members)
+    on_device, state = data.with_task(np.zeros(1, np.int32)), population.init(agent, members, hyper)
+    for _ in range(max(1, steps // CHUNK)):
+        state, _ = population.advance(agent, state, hyper, on_device, min(steps, CHUNK))
+    return jax.tree.map(lambda x: x[0], state.state.targets.model)
+
+
+def scores(samples: np.ndarray, truth: np.ndarray, start: np.ndarray, unit: np.ndarray) -> tuple[float, float, float]:
+    """Energy score of `samples` [states, draws, S] of `truth`, that of `start`, and spread over error."""
+    x, y, s = samples / unit, truth / unit, start / unit
+    pairs = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1).sum((1, 2)) / (DRAWS * (DRAWS - 1))
+    score = np.linalg.norm(x - y[:, None], axis=-1).mean() - pairs.mean() / 2
+    spread, error = x.var(1, ddof=1).mean(0), np.square(x.mean(1) - y).mean(0) * DRAWS / (DRAWS + 1)
+    moves = error > 1e-8
+    ratio = float(np.sqrt(spread[moves] / error[moves]).mean())
+    return float(score), float(np.linalg.norm(s - y, axis=-1).mean()), ratio
+
+
+def futures(model: HorizonModel, own: Trajectories, taught: Trajectories, unit: np.ndarray, n: int) -> list[float]:
+    """score, nothing, spread, ends, stored, found, known after n steps."""
+    sample = jax.jit(lambda key, s, a: model.sample(key, s, a, n))
+    draw, *keys = jax.random.split(jax.random.key(n), 4)
+
+    def said(key: Any, data: Trajectories, rows: np.ndarray) -> np.ndarray:
+        some = np.resize(rows, STATES)  # one size, one program
+        return np.asarray(sample(key, data.observations[some], data.actions[some])[1])
+
+    def share(key: Any, data: Trajectories, rows: np.ndarray) -> float:
+        return float(said(key, data, rows).mean()) if len(rows) else float("nan")
+
+    def ends_later(data: Trajectories) -> np.ndarray:
+        return np.any([data.ended[data.rows + k] for k in range(n)], axis=0)
+
+    rows = np.random.default_rng(n).choice(own.rows, STATES, replace=False)
+    many = jnp.repeat(jnp.asarray(rows), DRAWS)
+    states = np.asarray(sample(draw, own.observations[many], own.actions[many])[0]).reshape(STATES, DRAWS, -1)
+    alive = own.rows[~own.ended[own.rows]]
+    lasting = np.random.default_rng(n).choice(alive, STATES, replace=False)
+    reaching = taught.rows[~taught.ended[taught.rows] & ends_later(taught)]
+    return [
+        *scores(states, own.observations[rows + n], own.observations[rows], unit),
+        share(keys[0], own, lasting),
+        float(ends_later(own)[~own.ended[own.rows]].mean()),
+        share(keys[1], taught, reaching),
+        share(keys[2], taught, taught.rows[taught.ended[taught.rows]]),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task")
+    parser.add_argument("--data-dir", type=Path, default=None)
+    parser.add_argument("--predict", nargs="+", default=["scaled", "delta"])
+    parser.add_argument("--flag-std", type=float, nargs="+", default=[0.05, 1.0])
+    parser.add_argument("--hidden", type=int, nargs="+", default=[128, 128])
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=6_000)
+    options = parser.parse_args()
+    task = tasks.task(options.task)
+    data = load([task], data_dir=options.data_dir)
+    taught = trajectories(data)
+    own = trajectories(load([task], data_dir=options.data_dir, split="val"))
+    unit = np.maximum(spec_of(data, K_MAX).observation_std, 0.01)
+    table = Table("model", "n", "score", "nothing", "spread", "ends", "stored", "found", "known")
+    for predict, flag_std in itertools.product(options.predict, options.flag_std):
+        config = {"predict": predict, "flag_std": flag_std}
+        model = trained(data, options.steps, tuple(options.hidden), options.batch_size, **config)
+        for n in HORIZONS:
+            score, nothing, spread, ends, stored, found, known = futures(model, own, taught, unit, n)
+            row = [f"{predict}, {flag_std:g}", str(n), f"{score:.3f}", f"{nothing:.3f}", f"{spread:.2f}"]
+            row += [f"{ends:.2%}", f"{stored:.2%}", f"{found:.0%}", f"{known:.0%}"]
+            table.add_row(*row)
+            print(*row, flush=True)  # a table comes only at the end
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
