@@ -60,7 +60,8 @@ def test_heldout_counts_ends(monkeypatch):
         def sample(self, key, s, a, n=1, threshold=0.5):
             return s, s[..., 0] > 0
 
-    model = jax.jit(lambda key: Sign(spec_of(data, 2), key, hidden=(8,)))(jax.random.key(0))
+    made: Any = Sign
+    model = jax.jit(lambda key: made(spec_of(data, 2), key, hidden=(8,)))(jax.random.key(0))
     positive = own.rows[own.observations[own.rows, 0] > 0]
     ended = np.zeros(len(own.observations), bool)
     ended[positive] = True

@@ -7,7 +7,7 @@ path and in the current directory. docs/own-agent.md has one in 40 lines.
 import importlib
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from uhm.agents.base import Agent, Spec, spec_of
 from uhm.errors import UhmError, unknown
@@ -24,21 +24,11 @@ class Family(NamedTuple):
     Hyper: type
 
 
-_CORE = "uhm.agents.core"
 _OWN = "module:"
-# name -> module of the factory, module of Config and Hyper
+# name -> module that offers make, Config and Hyper
 FAMILIES = {
-    "uhm": ("uhm.agents.uhm", _CORE),
-    "ghm": ("uhm.agents.ghm", _CORE),
-    "mbtd": ("uhm.agents.mbtd", _CORE),
-    "dtd": ("uhm.agents.dtd", _CORE),
-    "rebrac-dagger": ("uhm.agents.rebrac_dagger", _CORE),
-    "iql": ("uhm.agents.iql", "uhm.agents.iql"),
-    "rebrac": ("uhm.agents.rebrac", "uhm.agents.rebrac"),
-    "fql": ("uhm.agents.fql", "uhm.agents.fql"),
-    "mopo": ("uhm.agents.mopo", "uhm.agents.mopo"),
-    "mobile": ("uhm.agents.mobile", "uhm.agents.mobile"),
-    "mac": ("uhm.agents.mac", "uhm.agents.mac"),
+    name: f"uhm.agents.{name.replace('-', '_')}"
+    for name in ("uhm", "ghm", "mbtd", "dtd", "rebrac-dagger", "iql", "rebrac", "fql", "mopo", "mobile", "mac")
 }
 
 
@@ -48,8 +38,8 @@ def family(name: str) -> Family:
         return _own(name)
     if name not in FAMILIES:
         raise unknown("agent", name, FAMILIES, f"Agents are: {', '.join(FAMILIES)}.")
-    factory, types = (importlib.import_module(module) for module in FAMILIES[name])
-    return Family(name, factory.make, types.Config, types.Hyper)
+    module: Any = importlib.import_module(FAMILIES[name])
+    return Family(name, module.make, module.Config, module.Hyper)
 
 
 def _own(name: str) -> Family:

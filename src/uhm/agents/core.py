@@ -28,11 +28,17 @@ from uhm.data.sampling import Sampler
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(base.Config):
-    """What changes the compiled program."""
+class PlainConfig(base.Config):
+    """What changes the compiled program, for methods without a model."""
 
     q_agg: Literal["min", "mean"] = "mean"
     """How the two critics are combined, in targets and in the actor's loss."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(PlainConfig):
+    """The same for methods with a model."""
+
     flow_steps: int = 5
     """Steps of the ODE solver; midpoint evaluates twice per step."""
     ode: Literal["midpoint", "euler"] = "midpoint"
@@ -183,7 +189,7 @@ def _units(changes: np.ndarray, spec: Spec) -> np.ndarray:
     return np.maximum(changes, 0.1 * np.maximum(spec.observation_std, 0.01)).astype(np.float32)
 
 
-def build(config: Config, spec: Spec, method: Method) -> Agent:
+def build(config: PlainConfig, spec: Spec, method: Method) -> Agent:
     """The agent of a method."""
     dtype = config.dtype
 
@@ -192,6 +198,7 @@ def build(config: Config, spec: Spec, method: Method) -> Agent:
         sizes = (spec.observation_size, spec.action_size)
         model = None
         if method.embedding is not None:
+            assert isinstance(config, Config)
             model = HorizonModel(
                 spec,
                 key_model,

@@ -14,9 +14,11 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from uhm.agents.base import Agent, Spec
-from uhm.agents.core import Backup, Config, Context, FlowTarget, Method, build, share
+from uhm.agents.core import Backup, Config, Context, FlowTarget, Hyper, Method, build, share
 from uhm.data.sampling import Transitions, transitions
 from uhm.horizons import TDLambda, literal_mve_weights
+
+__all__ = ["Config", "Hyper", "make"]
 
 
 def make(config: Config, spec: Spec) -> Agent:

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from uhm.agents.base import Agent, Spec
-from uhm.agents.core import Backup, Config, Context, FlowTarget, Method, build
+from uhm.agents.core import Backup, Config, Context, FlowTarget, Hyper, Method, build
 from uhm.data.sampling import Transitions, transitions
 from uhm.returns import lambda_returns
+
+__all__ = ["Config", "Hyper", "make"]
 
 
 def make(config: Config, spec: Spec) -> Agent:

@@ -8,8 +8,11 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from uhm.agents.base import Agent, Spec
-from uhm.agents.core import Backup, Config, Context, Method, build
+from uhm.agents.core import Backup, Context, Hyper, Method, build
+from uhm.agents.core import PlainConfig as Config
 from uhm.data.sampling import Transitions, transitions
+
+__all__ = ["Config", "Hyper", "make"]
 
 
 def make(config: Config, spec: Spec) -> Agent:
