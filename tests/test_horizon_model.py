@@ -13,13 +13,14 @@ from toys import A, K, S, random_data, train
 from uhm import flow, population
 from uhm.agents import family, spec_of
 from uhm.agents.core import Config, FlowTarget, Hyper, model_loss
-from uhm.agents.horizon_model import FLAG_STD, HorizonModel
+from uhm.agents.horizon_model import HorizonModel
 from uhm.data.dataset import make_dataset
 
 SPEC = spec_of(random_data(), K)._replace(
     observation_mean=np.array([1.0, -2.0, 0.0], np.float32), observation_std=np.array([2.0, 0.5, 10.0], np.float32)
 )
 KEY = jax.random.key(0)
+FLAG_STD = SPEC.flag_std
 
 
 def make(**options: Any) -> HorizonModel:

@@ -153,7 +153,7 @@ BAD = [
     ({"batch_size": 0}, "batch_size is 0"),
     ({"flow_steps": 0}, "flow_steps is 0"),
     ({"q_agg": "max"}, "q_agg is 'max', and must be one of: min, mean"),
-    ({"flag_std": 0}, r"flag_std is 0, and must be in \(0, inf\)"),
+    ({"flag_std": -1}, r"flag_std is -1, and must be in \[0, inf\)"),
     ({"standardise": "yes"}, "standardise is 'yes', and must be True or False"),
     ({"batch_size": [16, 32]}, "batch_size changes the compiled program"),
     ({"q_agg": ["min", "mean"]}, "q_agg changes the compiled program"),

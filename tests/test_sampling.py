@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from uhm.agents import spec_of
 from uhm.data import sampling
-from uhm.data.dataset import make_dataset
+from uhm.data.dataset import make_dataset, share_of_ends
 from uhm.errors import UhmError
 
 layouts = st.lists(st.integers(2, 9), min_size=1, max_size=6)
@@ -157,3 +158,20 @@ def test_whole_number_rewards_take_one_byte_and_others_keep_their_value():
     odd = make_dataset(rows, rows, np.array([0, 1]), np.array([[0.5, -1.25]]), np.ones((1, 2), bool), ("t",))
     assert odd.rewards.dtype == np.float32
     np.testing.assert_array_equal(odd.rewards, [[0.5, -1.25]])
+
+
+def test_the_share_of_ends_is_that_of_rows_with_a_step_and_within_a_trajectory():
+    """Two trajectories, of 12 and 3 rows; the task is solved at rows 9 and 10, and at the last row of the second."""
+    terminals = np.zeros(15, bool)
+    terminals[[11, 14]] = True
+    masks = np.ones((2, 15), bool)
+    masks[0, [9, 10, 14]] = False
+    # Rows 0 to 10 and 12, 13 have a step. Within eight of them rows 2 to 10 reach row 9 or 10; row 14 has no step.
+    assert share_of_ends(masks[:1], terminals) == pytest.approx(9 / 13)
+    assert share_of_ends(masks, terminals) == pytest.approx(9 / 26)  # the second task never ends
+    zeros = np.zeros((15, 1), np.float32)
+    built = make_dataset(zeros, zeros, terminals, np.zeros((2, 15)), masks, ("a", "b"))
+    assert built.end_share == pytest.approx(9 / 26)
+    assert spec_of(built, 1).flag_std == pytest.approx(np.sqrt(9 / 26 * 17 / 26))
+    never = make_dataset(zeros, zeros, terminals, np.zeros((1, 15)), masks[1:], ("b",))
+    assert spec_of(never, 1).flag_std == 0.02

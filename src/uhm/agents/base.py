@@ -33,6 +33,7 @@ class Spec(NamedTuple):
     observation_mean: np.ndarray
     observation_std: np.ndarray
     change_std: np.ndarray  # [k_max, observation_size], of s_(t+n) - s_t
+    flag_std: float  # of whether a task ends within a few steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +85,8 @@ def spec_of(dataset: Dataset, k_max: int) -> Spec:
         observation_mean=as_float(mean),
         observation_std=as_float(std),
         change_std=as_float(change_std(dataset, k_max)),
+        # Where ends were never stored, or seldom, an agent may find some: they must not become huge numbers.
+        flag_std=max(0.02, float(np.sqrt(dataset.end_share * (1 - dataset.end_share)))),
     )
 
 

@@ -23,7 +23,7 @@ from uhm import flow, horizons, nets
 from uhm.agents import base
 from uhm.agents.base import Agent, Batch, Metrics, Spec, stop
 from uhm.agents.descent import State, descend, start
-from uhm.agents.horizon_model import FLAG_STD, THRESHOLD, HorizonModel
+from uhm.agents.horizon_model import THRESHOLD, HorizonModel
 from uhm.data.sampling import Sampler
 
 
@@ -45,8 +45,8 @@ class Config(PlainConfig):
     """ODE solver."""
     predict: Literal["scaled", "delta", "absolute"] = "scaled"
     """The model predicts the change of state over its standard deviation after n steps, as it is, or the state."""
-    flag_std: float = FLAG_STD
-    """Standard deviation that the terminal flag, 0 or 1, is taken to have: the rarer ends are, the smaller."""
+    flag_std: float = 0.0
+    """Standard deviation that the terminal flag is taken to have: the rarer ends are, the smaller. 0: the data's."""
     model_layer_norm: bool = True
     """LayerNorm in the vector field."""
     embedding: Literal["sincos", "scalar", "onehot"] = "sincos"

@@ -26,7 +26,6 @@ from uhm.agents.base import Spec
 from uhm.nets import VectorField
 
 THRESHOLD = 0.5
-FLAG_STD = 0.05  # of a flag that is 1 once in 400 times, about as often as a stored transition ends a task
 
 
 class HorizonModel(eqx.Module):
@@ -57,7 +56,7 @@ class HorizonModel(eqx.Module):
         delta: bool = True,
         standardise: bool = False,
         changes: np.ndarray | None = None,
-        flag_std: float = FLAG_STD,
+        flag_std: float = 0.0,
         steps: int = 5,
         ode: str = "midpoint",
         compute_dtype: str | None = None,
@@ -77,7 +76,7 @@ class HorizonModel(eqx.Module):
         self.mean = jnp.asarray(spec.observation_mean) if standardise else jnp.zeros(size)
         self.std = jnp.asarray(spec.observation_std) if standardise else jnp.ones(size)
         self.scale = self.std[None] if changes is None else jnp.asarray(changes)
-        self.delta, self.steps, self.ode, self.flag_std = delta, steps, ode, flag_std
+        self.delta, self.steps, self.ode, self.flag_std = delta, steps, ode, flag_std or spec.flag_std
 
     def sample(
         self,

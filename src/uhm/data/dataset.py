@@ -18,6 +18,7 @@ Array = jax.Array | np.ndarray
 
 # Policies end in tanh, so an action on the boundary could never be matched.
 ACTION_LIMIT = 1.0 - 1e-5
+WINDOW = 8  # steps; about as far as models look ahead
 
 
 class Dataset(eqx.Module):
@@ -37,6 +38,7 @@ class Dataset(eqx.Module):
     last: Int[Array, " rows"]  # the last row of the trajectory that the row belongs to
     task: Shaped[Array, "*members"]  # the column that samplers read; one per member of a population
     names: tuple[str, ...] = eqx.field(static=True)  # the tasks, one per column
+    end_share: float = eqx.field(static=True)  # of `WINDOW` steps from a row on, in how many a task ends
 
     @property
     def size(self) -> int:
@@ -69,8 +71,12 @@ def make_dataset(
     masks: np.ndarray,
     names: tuple[str, ...],
     source: str = "data",
+    end_share: float | None = None,
 ) -> Dataset:
-    """Index flat rows. `terminals` marks each trajectory's last row; `source` names the data in error messages."""
+    """Index flat rows. `terminals` marks each trajectory's last row; `source` names the data in error messages.
+
+    `end_share` is given where not all tasks of an environment are in `masks`, so that it is the same for every choice.
+    """
     last = last_rows(terminals, source)
     remaining = last - np.arange(len(last), dtype=np.int32)
     # A stable sort by what is left keeps rows of equal length in file order.
@@ -87,7 +93,21 @@ def make_dataset(
         last=last,
         task=np.zeros((), np.int32),
         names=names,
+        end_share=share_of_ends(masks, terminals) if end_share is None else end_share,
     )
+
+
+def share_of_ends(masks: np.ndarray, terminals: np.ndarray) -> float:
+    """The fraction of rows from which a task ends within `WINDOW` stored steps, the mean over tasks."""
+    last = last_rows(terminals, "data")
+    rows = np.flatnonzero(np.arange(len(last)) < last)
+    until = np.minimum(rows + WINDOW - 1, last[rows] - 1)  # the last row has no step
+    shares = []
+    for mask in masks:
+        ended = ~np.asarray(mask, bool)
+        so_far = ended.cumsum(dtype=np.int32)
+        shares.append(np.mean(so_far[until] - so_far[rows] + ended[rows] > 0))
+    return float(np.mean(shares))
 
 
 def last_rows(terminals: np.ndarray, source: str) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from uhm import tasks
 from uhm.data import files
-from uhm.data.dataset import ACTION_LIMIT, Dataset, last_rows, make_dataset
+from uhm.data.dataset import ACTION_LIMIT, Dataset, last_rows, make_dataset, share_of_ends
 from uhm.data.goals import goals
 from uhm.data.npz import NpzFile
 from uhm.errors import UhmError
@@ -62,9 +62,10 @@ def load(
     else:
         loaded = _read(environment, paths, limit, _aligned)
     columns = [task.index - 1 for task in wanted]
+    end_share = share_of_ends(loaded["masks"], loaded["terminals"])  # of all tasks, whichever are wanted
     if columns != list(range(tasks.TASKS_PER_ENVIRONMENT)):
         loaded["rewards"], loaded["masks"] = loaded["rewards"][columns], loaded["masks"][columns]
-    built = make_dataset(**loaded, names=tuple(task.name for task in wanted), source=str(paths[0]))
+    built = make_dataset(**loaded, names=tuple(task.name for task in wanted), source=str(paths[0]), end_share=end_share)
     return built if placement == "host" else built.to_device()
 
 

@@ -222,7 +222,7 @@ _RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "q": (0, 1, False, False),
     "beta": (0, 1, True, True),
     "flag_weight": (0, math.inf, True, False),
-    "flag_std": (0, math.inf, False, False),
+    "flag_std": (0, math.inf, True, False),
     "flag_threshold": (0, math.inf, False, False),
     "learning_rate": (0, math.inf, False, False),
     "ema_rate": (0, 1, False, True),
