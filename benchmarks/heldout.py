@@ -7,7 +7,8 @@ For each kind of model one UHM agent is trained with lambda at its final value f
 model learns the futures of the stored behaviour, which the validation data hold too. Then, n steps on:
 
     score     energy score of the states in units of their spread in the data, E|X - y| - E|X - X'| / 2; it is smallest
-              for the true distribution, and one stored future y of each state and action is enough to estimate it
+              for the true distribution, and one stored future y of each state and action is enough to estimate it;
+              of futures in which the task does not end
     nothing   the score of saying that nothing changes
     spread    of samples over the error of their mean, dimension by dimension: 1 if the model is as sure as it may be
     ends      how often it says that the task has ended by then, from states where it has not; beside it how often the
@@ -15,7 +16,8 @@ model learns the futures of the stored behaviour, which the validation data hold
     found     the same from those states (training data included, as they are few) from which the stored trajectory ends
     known     the same from states where the task has ended, where it cannot be otherwise
 
-The choice of `predict` and `flag_std` rests on these numbers and not on success.
+A step from a state that is not solved never ends the task, so that at n = 1 nothing is stored to be found. The choice
+of `predict` and `flag_std` rests on such numbers and not on success.
 """
 
 import argparse
@@ -79,25 +81,23 @@ def futures(model: HorizonModel, own: Trajectories, taught: Trajectories, unit: 
     sample = jax.jit(lambda key, s, a: model.sample(key, s, a, n))
     draw, *keys = jax.random.split(jax.random.key(n), 4)
 
-    def said(key: Any, data: Trajectories, rows: np.ndarray) -> np.ndarray:
-        some = np.resize(rows, STATES)  # one size, one program
-        return np.asarray(sample(key, data.observations[some], data.actions[some])[1])
-
     def share(key: Any, data: Trajectories, rows: np.ndarray) -> float:
-        return float(said(key, data, rows).mean()) if len(rows) else float("nan")
+        if not len(rows):
+            return float("nan")
+        some = np.resize(np.random.default_rng(n).permutation(rows), STATES * DRAWS)  # one size, one program
+        return float(np.asarray(sample(key, data.observations[some], data.actions[some])[1]).mean())
 
     def ends_later(data: Trajectories) -> np.ndarray:
         return np.any([data.ended[data.rows + k] for k in range(n)], axis=0)
 
-    rows = np.random.default_rng(n).choice(own.rows, STATES, replace=False)
+    rows = np.random.default_rng(n).choice(own.rows[~ends_later(own)], STATES, replace=False)
     many = jnp.repeat(jnp.asarray(rows), DRAWS)
     states = np.asarray(sample(draw, own.observations[many], own.actions[many])[0]).reshape(STATES, DRAWS, -1)
     alive = own.rows[~own.ended[own.rows]]
-    lasting = np.random.default_rng(n).choice(alive, STATES, replace=False)
     reaching = taught.rows[~taught.ended[taught.rows] & ends_later(taught)]
     return [
         *scores(states, own.observations[rows + n], own.observations[rows], unit),
-        share(keys[0], own, lasting),
+        share(keys[0], own, alive),
         float(ends_later(own)[~own.ended[own.rows]].mean()),
         share(keys[1], taught, reaching),
         share(keys[2], taught, taught.rows[taught.ended[taught.rows]]),

@@ -241,6 +241,21 @@ def test_precision_is_a_setting_only_where_it_is_compared(tmp_path: Path) -> Non
     }
 
 
+def test_settings_that_are_no_more_are_still_settings(tmp_path: Path) -> None:
+    """A run of before says them; its model is not today's, and it must not stand in today's column."""
+    for name, changes in (("a", {"flag_scale": 4.0}), ("b", {"flow_output": "end"}), ("c", {"flag_scale": 1.0})):
+        folder = fake_run(tmp_path / name, "uhm", ENVIRONMENT, constant(0.5))
+        config = json.loads((folder / "config.json").read_text())
+        config["config"] |= changes
+        if name == "c":
+            del config["config"]["flag_std"]
+        (folder / "config.json").write_text(json.dumps(config))
+    labels = {run.directory.name: run.methods[0].label for run in collect([tmp_path]).runs}
+    assert labels == {"a": "uhm (flag_scale=4)", "b": "uhm (flow_output=end)", "c": "uhm (flag_std=none)"}
+    pilots = collect([REPOSITORY / "results" / "pilots", REPOSITORY / "results" / "ogbench"])
+    assert [run.directory.name for run in pilots.runs if Method("uhm") in run.methods] == ["uhm-puzzle-3x3-play"]
+
+
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 
@@ -360,6 +375,17 @@ def test_update_time_is_without_compiling_and_on_one_device(tmp_path: Path) -> N
     assert [(bar.label, bar.value) for bar in panel.bars] == [("DTD(λ)", 1.0), ("UHM", 2.0)]
 
 
+def test_update_time_is_compared_within_a_precision(tmp_path: Path) -> None:
+    for name, agent, dtype in (("a", "uhm", "float32"), ("b", "dtd", "bfloat16"), ("c", "ghm", "bfloat16")):
+        settings: dict[str, Any] = {"milliseconds": 10.0, "session": True, "compute_dtype": dtype}
+        fake_run(tmp_path / name, agent, "rooms", constant(0.5), **settings)
+    chart = charts.update_time(collect([tmp_path]).runs)
+    assert isinstance(chart, charts.Chart)
+    (panel,) = chart.panels
+    assert panel.title == "rooms, 5 members at once, A Processor, 2 cores, bfloat16"
+    assert [bar.label for bar in panel.bars] == ["DTD(λ)", "GHM"]
+
+
 def test_calibration_comes_from_what_imagine_left(tmp_path: Path) -> None:
     folder = fake_run(tmp_path / "a", "uhm", "rooms", constant(0.5)) / "imagine"
     folder.mkdir()
@@ -419,12 +445,20 @@ def test_the_command_writes_everything_and_prints_a_small_table(
     out = tmp_path / "out"
     out.mkdir()
     (out / "report.html").write_text("of yesterday")
-    for name in ("tables/noisy-settings-task.tex", "tables/own.md", "figures/curves-rooms.pdf", "figures/own.png"):
+    for name in (
+        "tables/noisy-settings-task.tex",
+        "tables/own.md",
+        "figures/curves-rooms.pdf",
+        "figures/curves-own.png",
+    ):
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text("of yesterday")
     assert cli(["report", str(tmp_path / "runs"), "--out", str(out)]) == 0
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    for name in ("tables/own.md", "figures/own.png"):  # the reader's files stay, yesterday's tables and figures go
+    for name in (
+        "tables/own.md",
+        "figures/curves-own.png",
+    ):  # the reader's files stay, yesterday's tables and figures go
         names.remove(name)
     assert names == {
         *(

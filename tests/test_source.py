@@ -12,6 +12,7 @@ import pytest
 
 from uhm import envs, tasks
 from uhm.data import source
+from uhm.data.dataset import share_of_ends
 from uhm.data.goals import goals
 from uhm.errors import UhmError
 
@@ -126,6 +127,17 @@ def test_one_task_is_one_column_of_the_same_rows(maze):
     one = source.load("pointmaze-medium-navigate-task3", data_dir=folder)
     assert one.names == ("pointmaze-medium-navigate-task3",)
     np.testing.assert_array_equal(one.rewards[0], every.rewards[2])
+
+
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_how_often_tasks_end_does_not_depend_on_which_are_wanted(maze, placement):
+    environment, folder, columns = maze
+    every = source.load(environment, data_dir=folder, placement=placement)
+    one = source.load("pointmaze-medium-navigate-task3", data_dir=folder, placement=placement)
+    assert one.end_share == every.end_share
+    shares = [share_of_ends(np.asarray(every.masks)[i : i + 1], columns["terminals"]) for i in range(5)]
+    assert one.end_share == pytest.approx(np.mean(shares))
+    assert one.end_share != pytest.approx(shares[2])
 
 
 def test_shards_are_read_in_order_and_only_as_many_as_needed(maze):

@@ -3,7 +3,7 @@
     L_Q  = mean_i (Q_i(s, a) - y)^2                                      y is the one thing the methods differ in
     L_pi = alpha |mu(s) - a|^2 - c Q(s, mu(s)),   c = sg(1 / mean |Q|)   TD3+BC; c gives alpha a scale
     L_R  = (R(s, a) - r)^2                                               where the target asks for rewards
-    L_v  = |v(x_tau | s, a, n, tau) - (x_1 - x_0)|^2_w                   where there is a flow model; w is the flag's
+    L_v  = |v(x_tau | s, a, n, tau) - (x_1 - x_0)|^2_w                   where there is a flow model; w weighs the flag
 
 A method says how it samples, which model it has, and how it backs up: `Backup` is the target y and, for the methods
 with a model, the flow's regression target. One Adam moves all networks by the sum of the losses; every loss sees the

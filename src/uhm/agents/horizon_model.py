@@ -11,8 +11,8 @@ and says
 
     F = ((1 - tau) x_1 / sigma - tau sigma x_0) / sqrt(D),   v = (tau sigma^2 - (1 - tau)) / D x + sigma / sqrt(D) F,
 
-so that input and target have variance 1 at every tau, F = 0 turns noise into N(0, sigma^2), and an error of F is sigma
-in the sample.
+so that input and target have variance 1 at every tau, F = 0 turns noise into N(0, sigma^2), and an error of F is about
+sigma (pi / 2 of it, if it is the same all the way) in the sample.
 """
 
 import equinox as eqx

@@ -25,7 +25,9 @@ __all__ = ["Report", "make", "write"]
 # The files that a report writes.
 _OWN = {
     "tables": re.compile(rf"results\.csv|({'|'.join(tasks.SUITES)})-(settings-)?(environment|task)\.(md|tex)"),
-    "figures": re.compile(r"(curves-.+|ablation-.+|update-time|calibration)\.(png|pdf)"),
+    "figures": re.compile(
+        rf"(curves-({'|'.join(tasks.ENVIRONMENTS)})|ablation-\w+|update-time|calibration)\.(png|pdf)"
+    ),
 }
 
 

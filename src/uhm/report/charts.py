@@ -222,21 +222,23 @@ def _sorted(values: Iterable[Any]) -> list[Any]:
 
 
 def update_time(runs: Sequence[Run]) -> Chart | Hint:
-    """Milliseconds per gradient step and member, a panel per environment, device and size of the population."""
-    found: dict[tuple[str, str, int], dict[Method, list[float]]] = {}
+    """Milliseconds per gradient step and member, a panel per environment, device, precision and size of population."""
+    found: dict[tuple[str, str, str, int], dict[Method, list[float]]] = {}
     for run in runs:
         if run.update_seconds is not None and run.device:
-            place = found.setdefault((run.environment.name, run.device, run.members), {})
+            precision = run.config.get("compute_dtype", "float32")
+            place = found.setdefault((run.environment.name, run.device, precision, run.members), {})
             place.setdefault(_program(run), []).append(1000 * run.update_seconds / run.members)
     panels = []
-    for (environment, device, count), times in sorted(found.items()):
+    for (environment, device, precision, count), times in sorted(found.items()):
         if len(times) > 1:
             order = ordered(times)
             bars = [
                 Bar(name(m), colour, round(plain.median(times[m]), 4))
                 for m, colour in zip(order, palette(order), strict=True)
             ]
-            panels.append(Panel(f"{environment}, {count} member{'s' * (count > 1)} at once, {device}", bars=bars))
+            where = device if precision == "float32" else f"{device}, {precision}"
+            panels.append(Panel(f"{environment}, {count} member{'s' * (count > 1)} at once, {where}", bars=bars))
     if not panels:
         text = "no two methods ran on the same environment and device with as many members (needs metrics.jsonl)"
         return Hint("Update time", text, "uhm train ghm TASK; uhm train uhm TASK")

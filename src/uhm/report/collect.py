@@ -24,6 +24,8 @@ LAST = 3  # evaluations that the score is the mean of
 # How long training lasts is no setting of the method; too short is marked instead.
 _NO_SETTING = {"steps"}
 _PRECISION = "compute_dtype"
+# Settings that are no more, and the value of them that the runs of now have.
+_GONE = {"flow_output": "velocity", "flag_scale": 1.0}
 _CONFIG = {"agent", "tasks", "seeds", "steps", "hyper"}
 
 
@@ -238,8 +240,11 @@ def _setting(config: dict[str, Any], hyper: dict[str, Any], environment: Environ
     """In what a member differs from the preset of its agent and environment."""
     usual = _usual(config["agent"], environment)
     own = {**config.get("config", {}), **hyper}
-    # A value that this version does not know, or the run's version did not, is the same for all.
+    # Any other value that this version does not know, or the run's version did not, is the same for all.
     differs = {n: v for n, v in own.items() if n in usual and n not in _NO_SETTING and _plain(v) != usual[n]}
+    differs |= {name: own[name] for name, value in _GONE.items() if own.get(name, value) != value}
+    if "flag_std" in usual and "flow_steps" in own and "flag_std" not in own:
+        differs["flag_std"] = "none"  # the network said the flag's velocity then
     differs |= {name: config[name] for name in ("dataset", "transitions") if config.get(name) is not None}
     return tuple(sorted((name, _plain(value)) for name, value in differs.items()))
 
