@@ -1,10 +1,11 @@
 """How well a model knows futures that it was not taught: scores on an environment's validation data.
 
     uhm data make puzzle-3x3-play --episodes 60 --data-dir data
-    python benchmarks/heldout.py puzzle-3x3-play-task2 --data-dir data --predict scaled delta --flag-std 0.05 1
+    python benchmarks/heldout.py puzzle-3x3-play-task4 default predict=delta predict=delta,flag_std=1 --data-dir data
 
-For each kind of model one UHM agent is trained with lambda at its final value from the first step and beta = 1: its
-model learns the futures of the stored behaviour, which the validation data hold too. Then, n steps on:
+For each variant, named by what is not as by default, one UHM agent is trained with lambda at its final value from the
+first step and beta = 1: its model learns the futures of the stored behaviour, which the validation data hold too. Then,
+n steps on:
 
     score     energy score of the states in units of their spread in the data, E|X - y| - E|X - X'| / 2; it is smallest
               for the true distribution, and one stored future y of each state and action is enough to estimate it;
@@ -17,11 +18,11 @@ model learns the futures of the stored behaviour, which the validation data hold
     known     the same from states where the task has ended, where it cannot be otherwise
 
 A step from a state that is not solved never ends the task, so that at n = 1 nothing is stored to be found. The choice
-of `predict` and `flag_std` rests on such numbers and not on success.
+of how the model codes what it says rests on such numbers and not on success.
 """
 
 import argparse
-import itertools
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from uhm import population, tasks
 from uhm.agents import family, spec_of
 from uhm.agents.horizon_model import HorizonModel
 from uhm.data import Dataset, load
+from uhm.errors import UhmError
 
 HORIZONS, K_MAX, STATES, DRAWS, CHUNK = (1, 2, 4, 8), 8, 1024, 8, 500
 
@@ -51,6 +53,17 @@ class Trajectories(NamedTuple):
 def trajectories(data: Dataset) -> Trajectories:
     rows = np.asarray(data.starts[: data.counts[K_MAX + 1]])
     return Trajectories(np.asarray(data.observations), np.asarray(data.actions), ~np.asarray(data.masks)[0], rows)
+
+
+def settings(variant: str) -> dict[str, Any]:
+    """The fields of UHM's Config that a variant such as `predict=delta,flag_std=1` sets."""
+    usual = {field.name: field.default for field in dataclasses.fields(family("uhm").Config)}
+    found = {}
+    for name, _, value in (part.partition("=") for part in variant.split(",") if part != "default"):
+        if name not in usual:
+            raise UhmError(f"no setting '{name}': they are {', '.join(usual)}.")
+        found[name] = value == "True" if isinstance(usual[name], bool) else type(usual[name])(value)
+    return found
 
 
 def trained(data: Dataset, steps: int, hidden: tuple[int, ...], batch_size: int, **config: Any) -> HorizonModel:
@@ -107,9 +120,8 @@ def futures(model: HorizonModel, own: Trajectories, taught: Trajectories, unit: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task")
+    parser.add_argument("variants", nargs="*", default=["default", "predict=delta", "predict=absolute", "flag_std=1"])
     parser.add_argument("--data-dir", type=Path, default=None)
-    parser.add_argument("--predict", nargs="+", default=["scaled", "delta"])
-    parser.add_argument("--flag-std", type=float, nargs="+", default=[0.05, 1.0])
     parser.add_argument("--hidden", type=int, nargs="+", default=[128, 128])
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--steps", type=int, default=6_000)
@@ -120,12 +132,11 @@ def main() -> None:
     own = trajectories(load([task], data_dir=options.data_dir, split="val"))
     unit = np.maximum(spec_of(data, K_MAX).observation_std, 0.01)
     table = Table("model", "n", "score", "nothing", "spread", "ends", "stored", "found", "known")
-    for predict, flag_std in itertools.product(options.predict, options.flag_std):
-        config = {"predict": predict, "flag_std": flag_std}
+    for variant, config in [(variant, settings(variant)) for variant in options.variants]:
         model = trained(data, options.steps, tuple(options.hidden), options.batch_size, **config)
         for n in HORIZONS:
             score, nothing, spread, ends, stored, found, known = futures(model, own, taught, unit, n)
-            row = [f"{predict}, {flag_std:g}", str(n), f"{score:.3f}", f"{nothing:.3f}", f"{spread:.2f}"]
+            row = [variant, str(n), f"{score:.3f}", f"{nothing:.3f}", f"{spread:.2f}"]
             row += [f"{ends:.2%}", f"{stored:.2%}", f"{found:.0%}", f"{known:.0%}"]
             table.add_row(*row)
             print(*row, flush=True)  # a table comes only at the end

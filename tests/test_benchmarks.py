@@ -11,6 +11,7 @@ import pytest
 from toys import random_data
 from uhm.agents import spec_of
 from uhm.agents.horizon_model import HorizonModel
+from uhm.errors import UhmError
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -47,6 +48,21 @@ def test_heldout_scores_prefer_the_truth():
     assert fair == pytest.approx(1.0, abs=0.02)
     assert sure < 0.6
     assert unsure > 1.5
+
+
+def test_heldout_variants_are_settings():
+    heldout = program("heldout")
+    assert heldout.settings("default") == {}
+    found = heldout.settings("predict=delta,flag_std=1,model_layer_norm=False,flow_steps=2,standardise=True")
+    assert found == {
+        "predict": "delta",
+        "flag_std": 1.0,
+        "model_layer_norm": False,
+        "flow_steps": 2,
+        "standardise": True,
+    }
+    with pytest.raises(UhmError, match="no setting 'predicts'"):
+        heldout.settings("predicts=delta")
 
 
 def test_heldout_counts_ends(monkeypatch):
