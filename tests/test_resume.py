@@ -24,7 +24,8 @@ from uhm.runs import FORMAT, Run, checkpoints
 from uhm.train import load_run, resume, start
 
 SETTINGS = {"seeds": 1, "alpha": [0.03, 0.1], "steps": 60, "log_interval": 5, "eval_interval": 10}
-SETTINGS |= {"checkpoint_interval": 10, "flow_steps": 1}
+SETTINGS["checkpoint_interval"] = 10
+MODEL = SETTINGS | {"flow_steps": 1}
 EVALUATIONS = [10, 20, 30, 40, 50, 60]
 
 # The command line, but the evaluation of one step waits for a file before it begins. Then `kill` ends the process; with
@@ -120,9 +121,9 @@ def kill(process):
 @pytest.mark.slow
 def test_killed_again_and_again(data, child, tmp_path):
     """Before the first checkpoint, in an evaluation, after a checkpoint at some random moment."""
-    small_run(tmp_path / "whole", small_plan(data, "uhm", **SETTINGS))
+    small_run(tmp_path / "whole", small_plan(data, "uhm", **MODEL))
     run, delay = tmp_path / "run", random.uniform(0, 0.2)
-    process = child(*flags(data, "uhm"), "--run", run)
+    process = child(*flags(data, "uhm", MODEL), "--run", run)
     until(process, (run / "config.json").exists)
     kill(process)
     assert not (run / "checkpoints").exists()
