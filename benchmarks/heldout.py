@@ -37,6 +37,7 @@ from uhm.agents import family, spec_of
 from uhm.agents.horizon_model import HorizonModel
 from uhm.data import Dataset, load
 from uhm.errors import UhmError
+from uhm.imagine.distance import energy_score
 
 HORIZONS, K_MAX, STATES, DRAWS, CHUNK = (1, 2, 4, 8), 8, 1024, 8, 500
 
@@ -81,9 +82,9 @@ def trained(data: Dataset, steps: int, hidden: tuple[int, ...], batch_size: int,
 def scores(samples: np.ndarray, truth: np.ndarray, start: np.ndarray, unit: np.ndarray) -> tuple[float, float, float]:
     """Energy score of `samples` [states, draws, S] of `truth`, that of `start`, and spread over error."""
     x, y, s = samples / unit, truth / unit, start / unit
-    pairs = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1).sum((1, 2)) / (DRAWS * (DRAWS - 1))
-    score = np.linalg.norm(x - y[:, None], axis=-1).mean() - pairs.mean() / 2
-    spread, error = x.var(1, ddof=1).mean(0), np.square(x.mean(1) - y).mean(0) * DRAWS / (DRAWS + 1)
+    draws, score = x.shape[1], energy_score(jnp.asarray(x), jnp.asarray(y)).mean()
+    # Of n samples of the truth the mean is off by (n + 1) / n of the truth's variance.
+    spread, error = x.var(1, ddof=1).mean(0), np.square(x.mean(1) - y).mean(0) * draws / (draws + 1)
     moves = error > 1e-8
     ratio = float(np.sqrt(spread[moves] / error[moves]).mean())
     return float(score), float(np.linalg.norm(s - y, axis=-1).mean()), ratio

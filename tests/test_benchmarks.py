@@ -1,34 +1,21 @@
 """What benchmark programs compute, against something known."""
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from programs import program
 from toys import random_data
 from uhm.agents import spec_of
 from uhm.agents.horizon_model import HorizonModel
 from uhm.errors import UhmError
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
-
-def program(name: str) -> Any:
-    specification = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def test_heldout_scores_by_hand(monkeypatch):
+def test_heldout_scores_by_hand():
     """Samples 0 and 4 of a truth of 1, in units of 2: |X - y| is 0.5 and 1.5, |X - X'| is 2."""
-    heldout = program("heldout")
-    monkeypatch.setattr(heldout, "DRAWS", 2)
+    heldout = program("benchmarks/heldout.py")
     score, nothing, ratio = heldout.scores(
         np.array([[[0.0], [4.0]]]), np.array([[1.0]]), np.array([[7.0]]), np.array([2.0])
     )
@@ -38,7 +25,7 @@ def test_heldout_scores_by_hand(monkeypatch):
 
 
 def test_heldout_scores_prefer_the_truth():
-    heldout, rng = program("heldout"), np.random.default_rng(0)
+    heldout, rng = program("benchmarks/heldout.py"), np.random.default_rng(0)
     truth, start, unit = rng.normal(size=(20_000, 2)), np.zeros((20_000, 2)), np.ones(2)
     draw = lambda width: width * rng.normal(size=(20_000, heldout.DRAWS, 2))  # noqa: E731
     (narrow, _, sure), (right, _, fair), (wide, _, unsure) = (
@@ -51,7 +38,7 @@ def test_heldout_scores_prefer_the_truth():
 
 
 def test_heldout_variants_are_settings():
-    heldout = program("heldout")
+    heldout = program("benchmarks/heldout.py")
     assert heldout.settings("default") == {}
     found = heldout.settings("predict=delta,flag_std=1,model_layer_norm=False,flow_steps=2,standardise=True")
     assert found == {
@@ -67,7 +54,7 @@ def test_heldout_variants_are_settings():
 
 def test_heldout_counts_ends(monkeypatch):
     """Of a model whose flag is up wherever the first coordinate is positive."""
-    heldout, data = program("heldout"), random_data()
+    heldout, data = program("benchmarks/heldout.py"), random_data()
     monkeypatch.setattr(heldout, "STATES", 2)
     monkeypatch.setattr(heldout, "K_MAX", 2)
     own = heldout.trajectories(data)

@@ -1,6 +1,5 @@
 """The documentation's programs run, and what it promises of them is so."""
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from programs import program
 from uhm.agents import family
 from uhm.errors import UhmError
 from uhm.report.collect import collect
@@ -52,11 +52,7 @@ def test_code_blocks_run(page):
 
 
 def test_the_results_page_says_what_the_runs_say():
-    specification = importlib.util.spec_from_file_location("results", DOCS / "results.py")
-    assert specification is not None
-    assert specification.loader is not None
-    program = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(program)
-    assert (DOCS / "results.md").read_text() == program.page(collect([program.RUNS])), "run docs/results.py"
+    results = program("docs/results.py")
+    assert (DOCS / "results.md").read_text() == results.page(collect([results.RUNS])), "run docs/results.py"
     for picture in re.findall(r"\]\((images/.*?)\)", (DOCS / "results.md").read_text()):
         assert (DOCS / picture).exists()

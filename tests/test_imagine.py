@@ -14,7 +14,7 @@ from uhm.data.dataset import make_dataset
 from uhm.envs import rooms
 from uhm.errors import UhmError
 from uhm.imagine import models, rows, simulators
-from uhm.imagine.distance import energy_distance, pick
+from uhm.imagine.distance import energy_distance, energy_score, pick
 from uhm.imagine.dream import check_n
 from uhm.imagine.views import table, view
 
@@ -50,6 +50,17 @@ def test_energy_distance_against_loops_and_without_bias():
         assert float(found) == pytest.approx(2 * cross - sum(own), abs=1e-5)
     same = rng.normal(size=(2, 400, 8, 2)).astype(np.float32)  # mean of many small samples of one law
     assert abs(float(energy_distance(jnp.asarray(same[0]), jnp.asarray(same[1])).mean())) < 0.03
+
+
+def test_the_energy_score_by_hand_and_as_half_a_distance():
+    x, y = jnp.array([[[0.0], [4.0]]]), jnp.array([[1.0]])
+    assert energy_score(x, y).tolist() == [(1.0 + 3.0) / 2 - 4.0 / 2]
+    # Over many outcomes of one law it is half the energy distance to that law, and what the law's own draws differ by.
+    rng = np.random.default_rng(0)
+    draws, outcomes = jnp.asarray(rng.normal(size=(30, 2))), jnp.asarray(rng.normal(size=(40, 2)) + 1)
+    score = energy_score(jnp.broadcast_to(draws, (40, 30, 2)), outcomes).mean()
+    own = np.mean([np.linalg.norm(p - q) for p, q in itertools.permutations(np.asarray(outcomes), 2)])
+    assert float(score) == pytest.approx(float(energy_distance(draws, outcomes)) / 2 + own / 2, abs=1e-5)
 
 
 def test_pick():

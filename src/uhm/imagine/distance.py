@@ -1,4 +1,8 @@
-"""How far samples are from the truth: the energy distance 2 E|X - Y| - E|X - X'| - E|Y - Y'|, 0 for equal laws."""
+"""How far samples are from the truth.
+
+The energy distance 2 E|X - Y| - E|X - X'| - E|Y - Y'| is 0 for equal laws. The energy score E|X - y| - E|X - X'| / 2
+needs only one draw y of the truth, and its mean over many y is smallest for their law.
+"""
 
 from typing import Any
 
@@ -9,13 +13,23 @@ from jaxtyping import Array, Float
 
 def energy_distance(x: Float[Array, "*k n d"], y: Float[Array, "*k m d"]) -> Float[Array, "*k"]:
     """Between the distributions that x and y are samples of; without bias, so it may be a little below 0."""
+    return 2 * _between(x, y) - _within(x) - _within(y)
 
-    def mean(a: Array, b: Array) -> Array:
-        return jnp.linalg.norm(a[..., :, None, :] - b[..., None, :, :], axis=-1).mean((-1, -2))
 
-    # A sample's distance to itself is no draw of |X - X'|.
-    n, m = x.shape[-2], y.shape[-2]
-    return 2 * mean(x, y) - n / (n - 1) * mean(x, x) - m / (m - 1) * mean(y, y)
+def energy_score(x: Float[Array, "*k n d"], y: Float[Array, "*k d"]) -> Float[Array, "*k"]:
+    """Of the samples x for the one outcome y; without bias."""
+    return _between(x, y[..., None, :]) - _within(x) / 2
+
+
+def _between(x: Float[Array, "*k n d"], y: Float[Array, "*k m d"]) -> Float[Array, "*k"]:
+    """E|X - Y|."""
+    return jnp.linalg.norm(x[..., :, None, :] - y[..., None, :, :], axis=-1).mean((-1, -2))
+
+
+def _within(x: Float[Array, "*k n d"]) -> Float[Array, "*k"]:
+    """E|X - X'|: a sample's distance to itself is no draw of it."""
+    n = x.shape[-2]
+    return n / (n - 1) * _between(x, x)
 
 
 def pick(states: Any, n: np.ndarray) -> Array:
