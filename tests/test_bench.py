@@ -1,6 +1,5 @@
 """The benchmarks count and measure what they say; how long anything takes is not tested."""
 
-import importlib.util
 import json
 import math
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from programs import program
 from uhm import bench, cli
 from uhm.errors import UhmError
 from uhm.nets import MLP
@@ -103,6 +103,7 @@ def test_the_verb_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert cli.run(["bench", "update", "--agents", "rebrac-dagger", *flags, *out]) == 0
     printed = capsys.readouterr().out
     assert "1 member: rebrac-dagger = 1.00" in printed
+    assert printed.index("1 member: ") < printed.index("in a loop on the host")
     assert "in a loop on the host" in printed
     assert max(map(len, printed.splitlines()[:4])) <= 80
     assert "| `rebrac-dagger` | 1 | float32 |" in (tmp_path / "b.md").read_text()
@@ -115,13 +116,7 @@ def test_the_verb_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.fixture(scope="module")
 def futures() -> ModuleType:
-    path = Path(__file__).parent.parent / "benchmarks" / "futures.py"
-    spec = importlib.util.spec_from_file_location("futures", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program("benchmarks/futures.py")
 
 
 def test_energy_distance_of_known_distributions(futures: ModuleType) -> None:

@@ -70,9 +70,13 @@ class Bench:
                 status.update(f"measuring {agent} in a loop on the host")
                 loops[agent] = 1e3 * bench.host_loop(agent, settings[0], self.steps or (500 if self.gpu else 20))
             for setting, size in itertools.product(settings, members):
-                rows += bench.update(self.agents, (size,), setting, self.steps, status.update)
-                self._write(rows, loops, settings[0])  # each time: the largest may not fit into memory
-        self._print(rows, loops, settings)
+                new = bench.update(self.agents, (size,), setting, self.steps, status.update)
+                rows += new
+                # Each time: it takes long, and the largest may not fit into memory.
+                self._write(rows, loops, settings[0])
+                _print(new, setting)
+        for agent, milliseconds in loops.items():
+            print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
         return 0
 
     def _write(self, rows: list[Any], loops: dict[str, float], setting: Any) -> None:
@@ -83,19 +87,17 @@ class Bench:
         if self.markdown is not None:
             self.markdown.write_text(bench.markdown(rows, loops))
 
-    def _print(self, rows: list[Any], loops: dict[str, float], settings: list[Any]) -> None:
-        from rich.console import Console
 
-        from uhm import bench
+def _print(rows: list[Any], setting: Any) -> None:
+    """The rows of one size of population."""
+    from rich.console import Console
 
-        for setting in settings:
-            mine = [row for row in rows if row.compute_dtype == setting.compute_dtype]
-            Console().print(_table(mine, setting))
-            for size, values in bench.ratios(mine).items():
-                numbers = " : ".join(f"{value:.2f}" for value in values.values())
-                print(f"{size} member{'s' if size > 1 else ''}: {' : '.join(values)} = {numbers}")
-        for agent, milliseconds in loops.items():
-            print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
+    from uhm import bench
+
+    Console().print(_table(rows, setting))
+    for size, values in bench.ratios(rows).items():
+        numbers = " : ".join(f"{value:.2f}" for value in values.values())
+        print(f"{size} member{'s' if size > 1 else ''}: {' : '.join(values)} = {numbers}", flush=True)
 
 
 def _table(rows: list[Any], setting: Any) -> Any:
