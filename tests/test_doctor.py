@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -64,6 +65,7 @@ def test_devices_are_those_of_jax(found: dict[str, Any]) -> None:
 
     assert found["devices"]["error"] is None
     assert [d["kind"] for d in found["devices"]["found"]] == [d.device_kind for d in jax.devices()]
+    assert found["devices"]["kernels"] is False
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="an independent number comes from Linux")
@@ -113,12 +115,17 @@ def test_newer_physics_are_warned_about(found: dict[str, Any], version: str | No
 
 
 def test_a_gpu_that_jax_does_not_use_is_warned_about(found: dict[str, Any]) -> None:
-    cpu = {"found": [{"platform": "cpu", "kind": "cpu", "id": 0, "memory": None, "used": None}], "error": None}
-    gpu = {"found": [{"platform": "gpu", "kind": "H", "id": 0, "memory": 10**9, "used": 5}], "error": None}
+    device = {"platform": "cpu", "kind": "cpu", "id": 0, "memory": None, "used": None}
+    cpu = {"found": [device], "error": None, "kernels": False}
+    device = {"platform": "gpu", "kind": "H", "id": 0, "memory": 10**9, "used": 5}
+    gpu = {"found": [device], "error": None, "kernels": True}
     with_gpu = found | {"host": found["host"] | {"gpu": True}}
     assert any("uhm[cuda]" in w for w in doctor._warnings(with_gpu | {"devices": cpu}))
     assert not any("uhm[cuda]" in w for w in doctor._warnings(with_gpu | {"devices": gpu}))
-    assert "gpu:0 H, 1.0 GB, 5 bytes in use" in text(with_gpu | {"devices": gpu})
+    shown = text(with_gpu | {"devices": gpu})
+    assert "gpu:0 H, 1.0 GB, 5 bytes in use" in shown
+    assert re.search(r"kernels +fused", shown)
+    assert re.search(r"kernels +XLA's", text(with_gpu | {"devices": cpu}))
 
 
 def test_a_failing_jax_is_reported(found: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

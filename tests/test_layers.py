@@ -13,6 +13,7 @@ LAYERS = (
     "horizons",
     "returns",
     "numerics",
+    "kernels",
     "nets",
     "flow",
     "tasks",

@@ -324,10 +324,8 @@ def test_an_update_is_one_step_of_adam_on_each_networks_own_loss(name):
     assert_trees(np.testing.assert_allclose, new.targets, slow, rtol=1e-5, atol=1e-6)
     assert all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x != y).any()), old.params, new.params)))
     assert new.step == 1
-    assert {"critic_loss", "actor_loss", "gradient_norm", "q_mean"} <= metrics.keys()
+    assert {"critic_loss", "actor_loss", "q_mean"} <= metrics.keys()
     assert all(np.isfinite(value) and np.shape(value) == () for value in metrics.values())
-    norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(g)))
-    assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["iql", "rebrac"])

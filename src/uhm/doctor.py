@@ -32,6 +32,12 @@ NETWORK_TIMEOUT = 1.0
 
 _DEVICES = """
 import json, jax
+def fused():
+    try:
+        from uhm import kernels
+        return kernels.chosen()
+    except Exception:
+        return None
 def describe(device):
     try:
         stats = device.memory_stats() or {}
@@ -39,7 +45,7 @@ def describe(device):
         stats = {}
     return {"platform": device.platform, "kind": device.device_kind, "id": device.id,
             "memory": stats.get("bytes_limit"), "used": stats.get("bytes_in_use")}
-print(json.dumps([describe(device) for device in jax.devices()]))
+print(json.dumps({"found": [describe(device) for device in jax.devices()], "kernels": fused()}))
 """
 
 _PICTURE = """
@@ -100,7 +106,7 @@ def _probe(code: str, timeout: float = PROBE_TIMEOUT, **environment: str) -> tup
 def _devices() -> dict[str, Any]:
     # Without this JAX would reserve most of the GPU, perhaps beside a run that needs it.
     found, error = _probe(_DEVICES, XLA_PYTHON_CLIENT_PREALLOCATE="false")
-    return {"found": found or [], "error": error}
+    return (found or {"found": [], "kernels": None}) | {"error": error}
 
 
 def _rendering() -> dict[str, Any]:
@@ -200,6 +206,8 @@ def render(found: dict[str, Any]) -> RenderableType:
     for device in found["devices"]["found"]:
         memory = f", {_size(device['memory'])}, {_size(device['used'])} in use" if device["memory"] else ""
         table.add_row("device", escape(f"{device['platform']}:{device['id']} {device['kind']}{memory}"))
+    if found["devices"]["kernels"] is not None:
+        table.add_row("kernels", "fused" if found["devices"]["kernels"] else "XLA's (fused ones are for Hopper)")
     if found["devices"]["error"]:
         table.add_row("device", f"[red]none[/] ({escape(found['devices']['error'])})")
     host = found["host"]

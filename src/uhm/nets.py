@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from uhm.errors import unknown
+from uhm.kernels import normed
 from uhm.numerics import biased, gelu, product
 
 HIDDEN = (512, 512, 512, 512)
@@ -32,30 +33,20 @@ def _join(*parts: Float[Array, "..."] | None) -> Float[Array, "..."]:
 
 
 class Linear(eqx.Module):
-    """x W + b."""
+    """The parameters of x W + b."""
 
     weight: Float[Array, "I O"]
     bias: Float[Array, " O"]
 
-    def __call__(
-        self, x: Float[Array, "*batch I"], compute_dtype: str | None = None, hands_on: bool = False
-    ) -> Float[Array, "*batch O"]:
-        return biased(product(x, self.weight, compute_dtype, hands_on), self.bias)
-
 
 class LayerNorm(eqx.Module):
-    """(x - mean) / sqrt(variance + 1e-6) over features, then scale and bias."""
+    """The parameters of `numerics.layer_norm`, which calls its bias a shift."""
 
     scale: Float[Array, " H"]
     bias: Float[Array, " H"]
 
     def __init__(self, size: int):
         self.scale, self.bias = jnp.ones(size), jnp.zeros(size)
-
-    def __call__(self, x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
-        centred = x - x.mean(-1, keepdims=True)
-        variance = jnp.square(centred).mean(-1, keepdims=True)
-        return centred * jax.lax.rsqrt(variance + 1e-6) * self.scale + self.bias
 
 
 class MLP(eqx.Module):
@@ -93,15 +84,20 @@ class MLP(eqx.Module):
         self.compute_dtype = compute_dtype
 
     def __call__(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch O"]:
-        return self.after_first(self.layers[0](x, self.compute_dtype, hands_on=len(self.layers) > 1))
+        first = self.layers[0]
+        z = product(x, first.weight, self.compute_dtype, hands_on=len(self.layers) > 1)
+        return self.after_first(z, first.bias)
 
-    def after_first(self, x: Float[Array, "*batch H"]) -> Float[Array, "*batch O"]:
-        """The rest of the network, given the output of the first Dense."""
+    def after_first(self, z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"]) -> Float[Array, "*batch O"]:
+        """The rest of the network, given the first product and what is added to it: a vector, or a row for each."""
         for i, layer in enumerate(self.layers[1:]):
-            x = gelu(x)
-            x = self.norms[i](x) if self.norms else x
-            x = layer(x, self.compute_dtype, hands_on=layer is not self.layers[-1])
-        return x
+            if self.norms:
+                h = normed(z, bias, self.norms[i].scale, self.norms[i].bias)
+            else:
+                h = gelu(biased(z, bias))
+            z = product(h, layer.weight, self.compute_dtype, hands_on=layer is not self.layers[-1])
+            bias = layer.bias
+        return biased(z, bias)
 
 
 class Critic(eqx.Module):
@@ -241,7 +237,7 @@ class VectorField(eqx.Module):
         tau = jnp.broadcast_to(tau[..., None], (*x.shape[:-1], 1))
         weight = self.mlp.layers[0].weight[: self.x_size + 1]
         moving = product(_join(x, tau), weight, self.mlp.compute_dtype, hands_on=True)
-        return self.mlp.after_first(moving + c)
+        return self.mlp.after_first(moving, c)
 
     def velocity(
         self,

@@ -1,4 +1,4 @@
-"""What layers are made of, with gradients of their own: products that may be rounded, biases, GELU.
+"""What layers are made of, with gradients of their own: products that may be rounded, biases, GELU, LayerNorm.
 
 JAX's own rules are right but store more: by these the gradient of a layer up to its activation needs its input and its
 product alone, in bfloat16 where that is the compute precision. A profile of 25 members on an H200 (docs/performance.md)
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+EPSILON = 1e-6  # of a variance
 _GELU = 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715
 
 
@@ -54,9 +55,14 @@ def _matmul(a: Float[Array, "*batch I"], b: Float[Array, "I O"], out: str) -> Fl
     )
 
 
+def biased(y: Float[Array, "*batch O"], bias: Float[Array, "*rows O"]) -> Float[Array, "*batch O"]:
+    """y + b, for a vector b or one with a row for each of y."""
+    return _biased(y, bias) if bias.ndim == 1 else y + bias
+
+
 @jax.custom_vjp
-def biased(y: Float[Array, "*batch O"], bias: Float[Array, " O"]) -> Float[Array, "*batch O"]:
-    """y + b. Where y was rounded, so is its slope, and that is what b's is summed from: the only one to be stored."""
+def _biased(y: Float[Array, "*batch O"], bias: Float[Array, " O"]) -> Float[Array, "*batch O"]:
+    """Where y was rounded, so is its slope, and that is what b's is summed from: the only one to be stored."""
     return y + bias
 
 
@@ -65,7 +71,7 @@ def _biased_backward(like: Array, slope: Array) -> tuple[Array, Array]:
     return rounded, rounded.astype(slope.dtype).reshape(-1, slope.shape[-1]).sum(0)
 
 
-biased.defvjp(lambda y, bias: (y + bias, y), _biased_backward)
+_biased.defvjp(lambda y, bias: (y + bias, y), _biased_backward)
 
 
 @jax.custom_vjp
@@ -74,16 +80,30 @@ def gelu(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
 
     Its gradient computes the sigmoid again, so that none has to be stored.
     """
-    return x * _gate(x)
+    return x * gate(x)
 
 
-def _gate(x: Array) -> Array:
+def gate(x: Array) -> Array:
+    """gelu(x) / x."""
     return jax.nn.sigmoid(x * (_GELU[0] + _GELU[1] * x * x))
 
 
+def gate_slope(x: Array, gated: Array) -> Array:
+    """The slope of `gelu` at x, where `gated` is its gate."""
+    return gated * (1 + x * (1 - gated) * (_GELU[0] + 3 * _GELU[1] * x * x))
+
+
 def _gelu_backward(x: Array, slope: Array) -> tuple[Array]:
-    gate = _gate(x)
-    return (slope * gate * (1 + x * (1 - gate) * (_GELU[0] + 3 * _GELU[1] * x * x)),)
+    return (slope * gate_slope(x, gate(x)),)
 
 
 gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
+
+
+def layer_norm(
+    x: Float[Array, "*batch H"], scale: Float[Array, " H"], shift: Float[Array, " H"]
+) -> Float[Array, "*batch H"]:
+    """(x - mean) / sqrt(variance + 1e-6) over features, then scale and shift."""
+    centred = x - x.mean(-1, keepdims=True)
+    variance = jnp.square(centred).mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + EPSILON) * scale + shift

@@ -23,8 +23,10 @@ from uhm.data.dataset import Dataset
 DIVERGED = 1e12
 
 # An update's networks learn independently of one another, and one small product leaves most of a GPU idle. XLA runs one
-# kernel after the other unless told that those of a CUDA graph may overlap. Other devices do not look at it.
-SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+# kernel after the other unless told that those of a CUDA graph may overlap. It would also make one product of two that
+# share a factor (the critics at the stored action and at the policy's), and spend more on stacking and unstacking rows
+# than that gains. Other devices do not look at these.
+SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT", "xla_gpu_dot_merger_threshold_mb": 0}
 
 
 class Member(NamedTuple):

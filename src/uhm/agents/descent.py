@@ -35,9 +35,11 @@ def start(params: Any, targets: Any) -> State:
 def descend(
     state: State, loss: Callable[[Any], tuple[Float[Array, ""], Metrics]], learning_rate: Float[Array, ""] | float
 ) -> tuple[Any, optax.OptState, Metrics]:
-    """Parameters and optimiser after one step of Adam; the loss's metrics and the norm of its gradient."""
+    """Parameters and optimiser after one step of Adam, and the loss's metrics.
+
+    Not the gradient's norm: that alone reads all gradients again, which takes 25 agents on a GPU 0.2 ms a step.
+    """
     gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
     moves, adam = _ADAM.update(gradients, state.adam)
     params = jax.tree.map(lambda p, m: p - learning_rate * m, state.params, moves)
-    norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradients)))
-    return params, adam, {**metrics, "gradient_norm": norm}
+    return params, adam, metrics

@@ -35,7 +35,9 @@ def session() -> dict[str, Any]:
         "source": source(Path(__file__).parents[1]),
         "hardware": hardware(),
         # These change what the compiler does, and with it the last bits of the results.
-        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("JAX_", "XLA_", "MUJOCO_"))},
+        "variables": {
+            k: v for k, v in sorted(os.environ.items()) if k.startswith(("JAX_", "XLA_", "MUJOCO_", "UHM_KERNELS"))
+        },
     }
 
 
@@ -63,12 +65,15 @@ def source(package: Path) -> dict[str, Any] | None:
 def hardware() -> dict[str, Any]:
     import jax  # initialises the devices; kept out of commands that only read
 
+    from uhm import kernels
+
     return {
         "host": platform.node(),
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cpus": os.cpu_count(),
         "devices": [{"platform": d.platform, "kind": d.device_kind} for d in jax.local_devices()],
+        "kernels": kernels.chosen(),
     }
 
 

@@ -1,0 +1,170 @@
+"""What stands between two products of a network, bias, GELU and LayerNorm, as one kernel each way.
+
+    h = LayerNorm(gelu(z + b))                  forward
+    dh -> dz, and db, dscale, dshift            backward; the last three are sums over rows
+
+XLA too makes one kernel of the way forward, but five or six of the way back, and these are faster: 25 agents take a
+fifth less time for a step (docs/performance.md, which also says what was tried and given up).
+
+`plain` is the definition and runs wherever `chosen` says no, or sizes do not fit. The kernels are written with Pallas
+for Triton and are chosen on Hopper GPUs, where they were measured. UHM_KERNELS=off leaves them out. Sums are float32,
+and results are rounded as z is. Programs write their shares of the sums over rows, and those are added in one order,
+always, so that a run can be repeated bit by bit.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jaxtyping import Array, Float
+
+from uhm.errors import UhmError
+from uhm.numerics import EPSILON, biased, gate, gate_slope, gelu, layer_norm
+
+VARIABLE = "UHM_KERNELS"
+_WIDTHS = (64, 128, 256, 512, 1024)
+_HOPPER = "9.0"
+
+
+class Launch(NamedTuple):
+    """How a kernel is run: rows and warps of one program. `interpret` is plain JAX on any device, slow, for tests."""
+
+    rows: int
+    warps: int
+    interpret: bool = False
+
+
+FORWARD = Launch(4, 4)
+BACKWARD = Launch(8, 4)
+
+
+def chosen() -> bool:
+    """Whether this process runs the kernels: it trains on a GPU of the kind that they were measured on."""
+    wanted = os.environ.get(VARIABLE, "auto")
+    if wanted not in ("auto", "off"):
+        raise UhmError(f"{VARIABLE} is '{wanted}', and must be 'auto' or 'off'.")
+    return wanted == "auto" and _hopper()
+
+
+@functools.cache
+def _hopper() -> bool:
+    return jax.default_backend() == "gpu" and getattr(jax.devices()[0], "compute_capability", None) == _HOPPER
+
+
+def normed(
+    z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"], scale: Float[Array, " H"], shift: Float[Array, " H"]
+) -> Float[Array, "*batch H"]:
+    """LayerNorm(gelu(z + bias)). The bias is a vector, or has a row for each of z."""
+    if not (chosen() and fits(z)):
+        return plain(z, bias, scale, shift)
+    # An agent that learns on the device may be asked to act on the host.
+    return jax.lax.platform_dependent(z, bias, scale, shift, default=plain, cuda=lambda *arguments: fused(*arguments))
+
+
+def fits(z: Float[Array, "*batch H"]) -> bool:
+    """Whether rows fill whole tiles."""
+    rows = z.size // z.shape[-1]
+    return z.shape[-1] in _WIDTHS and rows % FORWARD.rows == 0 and rows % BACKWARD.rows == 0
+
+
+def plain(
+    z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"], scale: Float[Array, " H"], shift: Float[Array, " H"]
+) -> Float[Array, "*batch H"]:
+    """The definition of `normed`."""
+    return layer_norm(gelu(biased(z, bias)), scale, shift).astype(z.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def fused(
+    z: Float[Array, "*batch H"],
+    bias: Float[Array, "*rows H"],
+    scale: Float[Array, " H"],
+    shift: Float[Array, " H"],
+    forward: Launch = FORWARD,
+    backward: Launch = BACKWARD,
+) -> Float[Array, "*batch H"]:
+    """`plain` as a kernel, and its gradient as another."""
+    return _run(_forward, forward, (z, bias), (scale, shift), shares=0)[0]
+
+
+def _fused_forward(
+    z: Array, bias: Array, scale: Array, shift: Array, forward: Launch, backward: Launch
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    return fused(z, bias, scale, shift, forward, backward), (z, bias, scale)
+
+
+def _fused_backward(
+    forward: Launch, backward: Launch, kept: tuple[Array, Array, Array], slope: Array
+) -> tuple[Array, Array, Array, Array]:
+    z, bias, scale = kept
+    dz, shares = _run(_backward, backward, (z, bias, slope), (scale,), shares=3)
+    dbias, dscale, dshift = shares.sum(0)
+    return dz, dbias if bias.ndim == 1 else dz.astype(bias.dtype), dscale, dshift
+
+
+fused.defvjp(_fused_forward, _fused_backward)
+
+
+def _forward(z: Any, bias: Any, scale: Any, shift: Any, h: Any) -> None:
+    x = _float(z) + _float(bias)
+    unit, _ = _normalised(x * gate(x))
+    h[...] = (unit * scale[...] + shift[...]).astype(h.dtype)
+
+
+def _backward(z: Any, bias: Any, slope: Any, scale: Any, dz: Any, shares: Any) -> None:
+    x, g = _float(z) + _float(bias), _float(slope)
+    gated = gate(x)
+    unit, rate = _normalised(x * gated)
+    shares[0, 1], shares[0, 2] = (g * unit).sum(0), g.sum(0)
+    g *= scale[...]
+    g = rate * (g - _mean(g) - unit * _mean(g * unit)) * gate_slope(x, gated)
+    shares[0, 0] = g.sum(0)
+    dz[...] = g.astype(dz.dtype)
+
+
+def _float(ref: Any) -> Array:
+    return ref[...].astype(jnp.float32)
+
+
+def _mean(x: Array) -> Array:
+    return x.sum(-1, keepdims=True) / x.shape[-1]
+
+
+def _normalised(u: Array) -> tuple[Array, Array]:
+    """(u - mean) / deviation over the columns, and 1 / deviation."""
+    centred = u - _mean(u)
+    rate = jax.lax.rsqrt(_mean(centred * centred) + EPSILON)
+    return centred * rate, rate
+
+
+def _run(
+    kernel: Callable[..., None], launch: Launch, by_row: tuple[Array, ...], vectors: tuple[Array, ...], shares: int
+) -> list[Array]:
+    """A kernel over tiles of rows: an array like the first, and of every program `shares` sums over its rows."""
+    shape, dtype = by_row[0].shape, by_row[0].dtype
+    width, count = shape[-1], by_row[0].size // shape[-1]
+    programs = count // launch.rows
+    rows = pl.BlockSpec((launch.rows, width), lambda i: (i, 0))
+    vector = pl.BlockSpec((width,), lambda i: (0,))
+    # A bias may be either.
+    arguments = [x.reshape(-1, width) if x.ndim > 1 else x for x in (*by_row, *vectors)]
+    outputs = [(rows, jax.ShapeDtypeStruct((count, width), dtype))]
+    if shares:
+        share = pl.BlockSpec((1, shares, width), lambda i: (i, 0, 0))
+        outputs.append((share, jax.ShapeDtypeStruct((programs, shares, width), jnp.float32)))
+    first, *rest = pl.pallas_call(
+        kernel,
+        grid=(programs,),
+        in_specs=[rows if x.ndim > 1 else vector for x in arguments],
+        out_specs=[spec for spec, _ in outputs],
+        out_shape=[like for _, like in outputs],
+        compiler_params=None if launch.interpret else triton.CompilerParams(num_warps=launch.warps, num_stages=1),
+        interpret=launch.interpret,
+        name="normed" + kernel.__name__,
+    )(*arguments)
+    return [first.reshape(shape), *rest]

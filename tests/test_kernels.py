@@ -1,0 +1,116 @@
+"""Fused kernels against their definition, interpreted; on a GPU benchmarks/kernels.py compares them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from uhm import kernels
+from uhm.errors import UhmError
+from uhm.kernels import Launch, fused, normed, plain
+from uhm.nets import MLP
+
+WIDTH = 64
+
+
+def arguments(dtype: Any, rows_of_bias: bool, *batch: int, seed: int = 0) -> list[jax.Array]:
+    """z, bias, scale, shift and the slope of the result."""
+    keys = jax.random.split(jax.random.key(seed), 5)
+    draw = lambda key, *shape: jax.random.normal(key, (*shape, WIDTH))  # noqa: E731
+    z, slope = draw(keys[0], *batch).astype(dtype), draw(keys[1], *batch).astype(dtype)
+    bias = draw(keys[2], *batch) if rows_of_bias else draw(keys[2])
+    return [z, bias, 1 + 0.3 * draw(keys[3]), 0.3 * draw(keys[4]), slope]
+
+
+def interpreted(forward_rows: int, backward_rows: int) -> Any:
+    launches = Launch(forward_rows, 4, interpret=True), Launch(backward_rows, 4, interpret=True)
+    return lambda *arguments: fused(*arguments, *launches)
+
+
+def value_and_slopes(function: Any, z: Any, bias: Any, scale: Any, shift: Any, slope: Any) -> list[np.ndarray]:
+    value, pull = jax.vjp(function, z, bias, scale, shift)
+    return [np.asarray(x, np.float32) for x in (value, *pull(slope))]
+
+
+def test_the_definition_by_numpy():
+    z, bias, scale, shift, _ = (np.asarray(x, np.float64) for x in arguments(jnp.float32, False, 3))
+    x = z + bias
+    u = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    unit = (u - u.mean(-1, keepdims=True)) / np.sqrt(u.var(-1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(plain(*map(jnp.float32, (z, bias, scale, shift))), unit * scale + shift, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows_of_bias", [False, True])
+@pytest.mark.parametrize(("forward_rows", "backward_rows"), [(4, 8), (8, 24), (1, 2)])
+def test_kernels_are_their_definition(rows_of_bias: bool, forward_rows: int, backward_rows: int):
+    """For one tile and for several, in three dimensions too."""
+    given = arguments(jnp.float32, rows_of_bias, 2, 12)
+    got = value_and_slopes(interpreted(forward_rows, backward_rows), *given)
+    for mine, wanted in zip(got, value_and_slopes(plain, *given), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("rows_of_bias", [False, True])
+def test_in_bfloat16_they_round_once(rows_of_bias: bool):
+    """A number of bfloat16 has 8 bits, so results differ by at most a unit of the last; sums over rows are float32."""
+    given = arguments(jnp.bfloat16, rows_of_bias, 16)
+    exact = value_and_slopes(plain, *(x.astype(jnp.float32) for x in given))
+    got = value_and_slopes(interpreted(4, 8), *given)
+    for mine, wanted in zip(got, exact, strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=2**-8, atol=1e-4 * np.abs(wanted).max())
+    value, pull = jax.vjp(interpreted(4, 8), *given[:4])
+    assert [x.dtype for x in (value, *pull(given[4]))] == [jnp.bfloat16, *(x.dtype for x in given[:4])]
+
+
+def test_agents_and_ensembles_side_by_side():
+    """Two axes of parameters: members of a population, and critics."""
+    each = [[arguments(jnp.float32, False, 8, seed=2 * m + c) for c in range(2)] for m in range(3)]
+    stacked = [jnp.stack([jnp.stack([critic[i] for critic in member]) for member in each]) for i in range(5)]
+    run = jax.vmap(jax.vmap(interpreted(4, 8)))
+    for i, together in enumerate(value_and_slopes(run, *stacked)):
+        for m, member in enumerate(each):
+            for c, given in enumerate(member):
+                wanted = value_and_slopes(plain, *given)[i]
+                np.testing.assert_allclose(together[m, c], wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_whole_networks_learn_alike(monkeypatch: pytest.MonkeyPatch):
+    """Value and gradient of an MLP whose layers are kernels, against one whose layers are not."""
+    mlp = jax.jit(lambda key: MLP(3, 1, key, (WIDTH, WIDTH), layer_norm=True))(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (16, 3))
+    learn = jax.value_and_grad(lambda mlp: jnp.square(mlp(x) - 1).mean())
+    wanted = learn(mlp)
+    calls = []
+
+    def counted(*given: jax.Array) -> jax.Array:
+        calls.append(given[0].shape)
+        return interpreted(4, 8)(*given)
+
+    monkeypatch.setattr("uhm.nets.normed", counted)
+    got = learn(mlp)
+    assert calls == [(16, WIDTH)] * 2
+    for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_where_there_is_no_such_gpu_the_definition_runs(monkeypatch: pytest.MonkeyPatch):
+    given = arguments(jnp.float32, False, 8)[:4]
+    uses_kernels = lambda *given: "pallas" in str(jax.make_jaxpr(lambda *x: normed(*x))(*given))  # noqa: E731
+    assert not kernels.chosen()
+    assert not uses_kernels(*given)
+    # As on a GPU, for rows that do not fill tiles and for those that do: the host still gets the definition.
+    monkeypatch.setattr(kernels, "_hopper", lambda: True)
+    assert kernels.chosen()
+    assert not uses_kernels(given[0][:3], *given[1:])
+    assert uses_kernels(*given)
+    np.testing.assert_array_equal(jax.jit(normed)(*given), jax.jit(plain)(*given))
+    monkeypatch.setenv(kernels.VARIABLE, "off")
+    assert not kernels.chosen()
+
+
+def test_a_wrong_setting_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(kernels.VARIABLE, "on")
+    with pytest.raises(UhmError, match="must be 'auto' or 'off'"):
+        kernels.chosen()
