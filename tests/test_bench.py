@@ -55,7 +55,9 @@ def test_contracted_and_batched_axes_count_once() -> None:
 
 
 def test_rows_and_ratios() -> None:
-    rows = bench.update(("rebrac-dagger", "dtd"), (1, 2), TINY, steps=5)
+    sizes = list(bench.update(("rebrac-dagger", "dtd"), (1, 2), [TINY], steps=5))
+    assert [len(rows) for rows in sizes] == [2, 2]
+    rows = [row for size in sizes for row in size]
     assert [(row.agent, row.members) for row in rows] == [(a, m) for m in (1, 2) for a in ("rebrac-dagger", "dtd")]
     # Twice the members are twice the work; two bootstrap states instead of one are more of it.
     assert rows[2].gigaflops == 2 * rows[0].gigaflops

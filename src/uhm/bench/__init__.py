@@ -8,34 +8,40 @@ which every update reads and writes once. Their sum over the measured time is th
 """
 
 import dataclasses
+import os
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 from uhm.agents import FAMILIES, family
 from uhm.bench.products import Product, products_of, timed_product
-from uhm.bench.subject import Setting, Subject, copy_bandwidth, host_loop, random_data
+from uhm.bench.subject import HostLoop, Setting, Subject, copy_bandwidth, on_gpu, random_data
 from uhm.errors import UhmError
 from uhm.runs.environment import session
 
 __all__ = [
     "TURNS",
+    "HostLoop",
     "Product",
     "Row",
     "Setting",
     "Subject",
     "check",
-    "host_loop",
     "markdown",
+    "prepared",
     "products_of",
     "random_data",
     "ratios",
+    "side_by_side",
     "timed_product",
     "to_json",
     "update",
 ]
 
 TURNS = 5
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 
 class Row(NamedTuple):
@@ -60,15 +66,47 @@ class Row(NamedTuple):
 def update(
     agents: Sequence[str] = tuple(FAMILIES),
     members: Sequence[int] = (1,),
-    setting: Setting = Setting(),  # noqa: B008  frozen
+    settings: Sequence[Setting] = (Setting(),),
     steps: int | None = None,
     report: Callable[[str], None] = lambda _: None,
-) -> list[Row]:
-    """Measure all `agents` at all sizes of population; `steps` updates of each are timed."""
+) -> Iterator[list[Row]]:
+    """Measure all `agents` in every setting and size of population, a list of rows each; `steps` of each are timed.
+
+    On a CPU programs are compiled when their turn comes. On a GPU, where that takes most of the time, all are compiled
+    first, side by side.
+    """
     check(agents, members, steps)
-    names = [family(agent).name for agent in agents]
+    names, chunk = [family(agent).name for agent in agents], None if steps is None else steps // TURNS
+    groups = [[(name, size, setting) for name in names] for setting in settings for size in members]
     bandwidth = copy_bandwidth()
-    return [row for size in members for row in _one_size(names, size, setting, steps, bandwidth, report)]
+    for together in [groups] if on_gpu() else [[group] for group in groups]:
+        subjects = prepared([job for group in together for job in group], chunk, report)
+        kinds = dict.fromkeys(kind for subject in subjects for kind in subject.products)
+        report(f"compiling {len(kinds)} matrix products")
+        dots = dict(zip(kinds, side_by_side(timed_product, list(kinds)), strict=True))
+        for _ in together:
+            some, subjects = subjects[: len(names)], subjects[len(names) :]
+            yield _one_group(some, dots, bandwidth, report)
+
+
+def prepared(
+    jobs: Sequence[tuple[str, int, Setting]], chunk: int | None, report: Callable[[str], None]
+) -> list[Subject]:
+    """Compiled populations of the agents, sizes and settings in `jobs`."""
+
+    def prepare(job: tuple[str, int, Setting]) -> Subject:
+        subject = Subject(*job, chunk)
+        report(f"compiling {subject.agent}, {subject.size}")
+        subject.compile()
+        return subject
+
+    return side_by_side(prepare, jobs)
+
+
+def side_by_side(function: Callable[[_In], _Out], inputs: Sequence[_In]) -> list[_Out]:
+    """`function` of each, on a GPU in many threads: a compiler leaves most cores of its host idle."""
+    with ThreadPoolExecutor((os.cpu_count() or 1) if on_gpu() else 1) as pool:
+        return list(pool.map(function, inputs))
 
 
 def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> None:
@@ -84,51 +122,34 @@ def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> N
         family(agent)
 
 
-def _one_size(
-    agents: Sequence[str],
-    members: int,
-    setting: Setting,
-    steps: int | None,
+def _one_group(
+    subjects: Sequence[Subject],
+    dots: Mapping[Product, Callable[[], float]],
     bandwidth: float,
     report: Callable[[str], None],
 ) -> list[Row]:
-    chunk = None if steps is None else steps // TURNS
-    subjects = []
-    for agent in agents:
-        report(f"compiling {agent}, {members} member{'s' if members > 1 else ''}, {setting.compute_dtype}")
-        subjects.append(Subject(agent, members, setting, chunk))
+    """Programs that take turns."""
     kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.products))
-    report(f"compiling {len(kinds)} matrix products")
-    dots = [timed_product(kind) for kind in kinds]
-    times: list[list[float]] = [[] for _ in (*subjects, *dots)]
-    for turn in range(TURNS):
-        report(f"measuring {members} member{'s' if members > 1 else ''}, turn {turn + 1} of {TURNS}")
-        for sink, run in zip(times, (*(subject.run for subject in subjects), *dots), strict=True):
+    runs = [*(subject.run for subject in subjects), *(dots[kind] for kind in kinds)]
+    times: list[list[float]] = [[] for _ in runs]
+    for turn in range(-1, TURNS):  # the first is to warm up
+        report(f"measuring {subjects[0].size}, turn {max(turn, 0) + 1} of {TURNS}")
+        for sink, run in zip(times, runs, strict=True):
             sink.append(run())
-    medians = [statistics.median(series) for series in times]
+    medians = [statistics.median(series[1:]) for series in times]
     seconds_of = dict(zip(kinds, medians[len(subjects) :], strict=True))
-    return [
-        _row(subject, members, setting, seconds, seconds_of, bandwidth)
-        for subject, seconds in zip(subjects, medians, strict=False)
-    ]
+    return [_row(subject, seconds, seconds_of, bandwidth) for subject, seconds in zip(subjects, medians, strict=False)]
 
 
-def _row(
-    subject: Subject,
-    members: int,
-    setting: Setting,
-    seconds: float,
-    seconds_of: dict[Product, float],
-    bandwidth: float,
-) -> Row:
+def _row(subject: Subject, seconds: float, seconds_of: Mapping[Product, float], bandwidth: float) -> Row:
     alone = sum(count * seconds_of[kind] for kind, count in subject.products.items())
     copying = 2 * subject.state_bytes / bandwidth  # read and written
     return Row(
         agent=subject.agent,
-        members=members,
-        compute_dtype=setting.compute_dtype,
+        members=subject.members,
+        compute_dtype=subject.setting.compute_dtype,
         milliseconds=1e3 * seconds,
-        milliseconds_per_member=1e3 * seconds / members,
+        milliseconds_per_member=1e3 * seconds / subject.members,
         compile_seconds=subject.compile_seconds,
         products=sum(subject.products.values()),
         gigaflops=subject.gigaflops,

@@ -54,14 +54,14 @@ def make(name: str, setting: Setting) -> Made:
 
 
 class Subject:
-    """An agent's population, compiled and ready to be timed chunk by chunk."""
+    """An agent's population, to be compiled and then timed chunk by chunk."""
 
     def __init__(self, agent: str, members: int, setting: Setting, chunk: int | None = None):
         made = make(agent, setting)
         who = population.grid(made.data.names, range(members), {})[:members]
         hyper = population.stack_hyper(made.hyper, who)
         data = made.data.to_device().with_task(np.zeros(members, np.int32))
-        self.agent = agent
+        self.agent, self.members, self.setting = agent, members, setting
         self._init = lambda: jax.block_until_ready(population.init(made.agent, who, hyper))
         state = jax.eval_shape(self._init)
         # Optimiser, targets and whatever else an update reads and writes: it cannot be faster than copying that.
@@ -70,12 +70,20 @@ class Subject:
         self.products = products_of(population.advance.trace(made.agent, state, hyper, data, 1).jaxpr)
         self.gigaflops = sum(count * kind.flops for kind, count in self.products.items()) / 1e9
         self.chunk = chunk or _enough(self.gigaflops)
+        self._lowered = population.advance.lower(made.agent, state, hyper, data, self.chunk)
+        self._arguments = hyper, data
+        self.compile_seconds, self.memory_bytes = 0.0, 0
+
+    @property
+    def size(self) -> str:
+        return f"{self.members} member{'s' if self.members > 1 else ''}, {self.setting.compute_dtype}"
+
+    def compile(self) -> None:
         start = time.perf_counter()
-        compiled: Any = population.advance.lower(made.agent, state, hyper, data, self.chunk).compile()
+        compiled: Any = self._lowered.compile()
         self.compile_seconds = time.perf_counter() - start
         self.memory_bytes = _memory(compiled)
-        self._advance = lambda state: compiled(state, hyper, data)
-        self.run()
+        self._advance = lambda state: compiled(state, *self._arguments)
 
     def run(self) -> float:
         """Seconds per step over one chunk, from a fresh state: those of all agents would not fit into memory."""
@@ -85,36 +93,48 @@ class Subject:
         return (time.perf_counter() - start) / self.chunk
 
 
-def host_loop(agent: str, setting: Setting, steps: int) -> float:
-    """Seconds per step of one agent as most code trains it: rows gathered with numpy, one compiled call per step."""
-    made = make(agent, setting)
-    state = made.agent.init(jax.random.key(0), made.hyper)
+class HostLoop:
+    """One agent as most code trains it: rows gathered with numpy, one compiled call per step."""
 
-    @jax.jit
-    def draws(keys: jax.Array) -> jax.Array:
-        return jax.vmap(lambda key: made.agent.sample.draw(made.data, key))(keys)
+    def __init__(self, agent: str, setting: Setting, steps: int):
+        self.agent, self._made, self._steps = agent, make(agent, setting), steps
+        update, hyper, key = self._made.agent.update, self._made.hyper, jax.random.key(2)
+        self._init = jax.jit(lambda: self._made.agent.init(jax.random.key(0), hyper))
+        self._update = jax.jit(
+            lambda state, batch, step: update(state, hyper, batch, jax.random.fold_in(key, step)), donate_argnums=0
+        )
 
-    rows = np.asarray(draws(jax.random.split(jax.random.key(1), steps + 1)))
-    data = made.data.with_task(0)
-    key = jax.random.key(2)
-    update = jax.jit(
-        lambda state, batch, step: made.agent.update(state, made.hyper, batch, jax.random.fold_in(key, step)),
-        donate_argnums=0,
-    )
-    state, _ = jax.block_until_ready(update(state, made.agent.sample.gather(data, rows[0]), 0))
-    times = []
-    for step in range(1, steps + 1):
-        start = time.perf_counter()
-        state, _ = update(state, made.agent.sample.gather(data, rows[step]), step)
-        if step % 10 == 0 or step == steps:  # as often as a progress bar would look
-            jax.block_until_ready(state)
-        times.append(time.perf_counter() - start)
-    return statistics.mean(times)
+    def compile(self) -> None:
+        """By a first step."""
+        made = self._made
+
+        @jax.jit
+        def draws(keys: jax.Array) -> jax.Array:
+            return jax.vmap(lambda key: made.agent.sample.draw(made.data, key))(keys)
+
+        self._rows = np.asarray(draws(jax.random.split(jax.random.key(1), self._steps + 1)))
+        self._data = made.data.with_task(0)
+        state, _ = self._update(self._init(), self._batch(0), 0)
+        self._state = jax.block_until_ready(state)
+
+    def _batch(self, step: int) -> Any:
+        return self._made.agent.sample.gather(self._data, self._rows[step])
+
+    def run(self) -> float:
+        """Seconds per step. Once: it starts from where the first step led."""
+        state, times = self._state, []
+        for step in range(1, self._steps + 1):
+            start = time.perf_counter()
+            state, _ = self._update(state, self._batch(step), step)
+            if step % 10 == 0 or step == self._steps:  # as often as a progress bar would look
+                jax.block_until_ready(state)
+            times.append(time.perf_counter() - start)
+        return statistics.mean(times)
 
 
 def copy_bandwidth() -> float:
     """Bytes per second that the device reads and writes when it copies an array: the ceiling of everything else."""
-    size = (256 if jax.default_backend() == "cpu" else 1024) << 20
+    size = (1024 if on_gpu() else 256) << 20
     x = jnp.zeros(size // 4, jnp.float32)
     copy = jax.jit(lambda x: x + 1)
     jax.block_until_ready(copy(x))
@@ -124,6 +144,10 @@ def copy_bandwidth() -> float:
         jax.block_until_ready(copy(x))
         times.append(time.perf_counter() - start)
     return 2 * size / statistics.median(times)
+
+
+def on_gpu() -> bool:
+    return jax.default_backend() == "gpu"
 
 
 def random_data(setting: Setting) -> Dataset:
@@ -147,7 +171,8 @@ def _having(kind: type, values: dict[str, Any]) -> Any:
 
 def _enough(gigaflops: float) -> int:
     """Steps of a chunk: what a chunk costs once, which a real run pays every few hundred steps, must not count."""
-    return max(5, min(100, int(300 / gigaflops))) if jax.default_backend() == "cpu" else 100
+    least, work = (10, 40_000) if on_gpu() else (5, 300)
+    return max(least, min(100, int(work / gigaflops)))
 
 
 def _memory(compiled: Any) -> int:

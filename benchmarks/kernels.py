@@ -1,0 +1,96 @@
+"""The fused kernels of `uhm.kernels` beside their definition as XLA compiles it: do they agree, which is faster?
+
+    python benchmarks/kernels.py --members 1 5 25
+
+Each is a layer of a whole population: forward, and backward with all its sums. Times are of one call in a compiled
+loop of several. The error is the largest difference over the largest value. Where there is no such GPU the kernels are
+interpreted on small arrays, which shows that they agree; times mean nothing then.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+from uhm import kernels
+
+TURNS, IN_A_ROW = 20, 10
+
+
+def arguments(members: int, rows: int, width: int, dtype: str) -> list[jax.Array]:
+    """z, bias, scale, shift and the slope of the result."""
+    keys = jax.random.split(jax.random.key(0), 5)
+    z, slope = (jax.random.normal(key, (members, rows, width)).astype(dtype) for key in keys[:2])
+    bias, scale, shift = (jax.random.normal(key, (members, width)) for key in keys[2:])
+    return [z, bias, 1 + 0.1 * scale, 0.1 * shift, slope]
+
+
+def forward(function: Callable[..., jax.Array], x: jax.Array, given: list[jax.Array]) -> list[jax.Array]:
+    """The value at z = x."""
+    return [jax.vmap(function)(x, *given[1:4])]
+
+
+def backward(function: Callable[..., jax.Array], x: jax.Array, given: list[jax.Array]) -> list[jax.Array]:
+    """All gradients where the result's is x."""
+    return list(jax.vjp(jax.vmap(function), *given[:4])[1](x))
+
+
+def milliseconds(way: Callable[..., Any], function: Any, given: list[jax.Array], turns: int, in_a_row: int) -> float:
+    """One call among many, each of which waits for all results of the one before."""
+
+    def body(x: jax.Array, turn: None) -> tuple[jax.Array, None]:
+        for _ in range(in_a_row):
+            first, *rest = way(function, x, given)
+            x = first + sum((1e-6 * one.sum() for one in rest), jnp.zeros(())).astype(x.dtype)
+        return x, None
+
+    run = jax.jit(lambda x: jax.lax.scan(body, x, length=turns)[0])
+    jax.block_until_ready(run(given[-1]))
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(run(given[-1]))
+        times.append((time.perf_counter() - start) / (turns * in_a_row))
+    return 1e3 * statistics.median(times)
+
+
+def error(got: Any, wanted: Any) -> float:
+    """The largest difference over the largest value, of any array."""
+    pairs = [(a.astype(jnp.float32), b.astype(jnp.float32)) for a, b in zip(got, wanted, strict=True)]
+    return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, nargs="+", default=[1, 5, 25])
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--width", type=int, default=512)
+    args = parser.parse_args()
+    rows, width, turns, in_a_row = args.rows, args.width, TURNS, IN_A_ROW
+    fused: Callable[..., jax.Array] = lambda *given: kernels.fused(*given)  # noqa: E731
+    if not kernels.chosen():
+        print("No GPU for which there are kernels: interpreted, on small arrays.")
+        rows, width, turns, in_a_row = 16, 64, 1, 1
+        launches = [launch._replace(interpret=True) for launch in (kernels.FORWARD, kernels.BACKWARD)]
+        fused = lambda *given: kernels.fused(*given, *launches)  # noqa: E731
+    table = Table("members", "numbers in", "way", "kernel, ms", "XLA, ms", "error")
+    for members in args.members:
+        for dtype in ("bfloat16", "float32"):
+            given = arguments(members, rows, width, dtype)
+            for way in (forward, backward):
+                times = [milliseconds(way, function, given, turns, in_a_row) for function in (fused, kernels.plain)]
+                at = given[0 if way is forward else -1]
+                got, wanted = (jax.jit(way, static_argnums=0)(f, at, given) for f in (fused, kernels.plain))
+                numbers = (*(f"{ms:.4f}" for ms in times), f"{error(got, wanted):.1e}")
+                table.add_row(str(members), dtype, way.__name__, *numbers)
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
