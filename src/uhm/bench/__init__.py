@@ -8,40 +8,36 @@ which every update reads and writes once. Their sum over the measured time is th
 """
 
 import dataclasses
-import os
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from uhm.agents import FAMILIES, family
 from uhm.bench.products import Product, products_of, timed_product
-from uhm.bench.subject import HostLoop, Setting, Subject, copy_bandwidth, on_gpu, random_data
+from uhm.bench.subject import Setting, Subject, copy_bandwidth, host_loop, random_data
 from uhm.errors import UhmError
 from uhm.runs.environment import session
 
 __all__ = [
     "TURNS",
-    "HostLoop",
     "Product",
     "Row",
     "Setting",
     "Subject",
     "check",
+    "host_loop",
     "markdown",
     "prepared",
     "products_of",
     "random_data",
     "ratios",
-    "side_by_side",
     "timed_product",
     "to_json",
     "update",
 ]
 
 TURNS = 5
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
 
 
 class Row(NamedTuple):
@@ -70,43 +66,26 @@ def update(
     steps: int | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[list[Row]]:
-    """Measure all `agents` in every setting and size of population, a list of rows each; `steps` of each are timed.
-
-    On a CPU programs are compiled when their turn comes. On a GPU, where that takes most of the time, all are compiled
-    first, side by side.
-    """
+    """Measure all `agents` in every setting and size of population, a list of rows each; `steps` of each are timed."""
     check(agents, members, steps)
     names, chunk = [family(agent).name for agent in agents], None if steps is None else steps // TURNS
-    groups = [[(name, size, setting) for name in names] for setting in settings for size in members]
     bandwidth = copy_bandwidth()
-    for together in [groups] if on_gpu() else [[group] for group in groups]:
-        subjects = prepared([job for group in together for job in group], chunk, report)
-        kinds = dict.fromkeys(kind for subject in subjects for kind in subject.products)
-        report(f"compiling {len(kinds)} matrix products")
-        dots = dict(zip(kinds, side_by_side(timed_product, list(kinds)), strict=True))
-        for _ in together:
-            some, subjects = subjects[: len(names)], subjects[len(names) :]
-            yield _one_group(some, dots, bandwidth, report)
+    for setting, size in itertools.product(settings, members):
+        subjects = prepared([(name, size, setting) for name in names], chunk, report)
+        yield _one_group(subjects, bandwidth, report)
 
 
 def prepared(
     jobs: Sequence[tuple[str, int, Setting]], chunk: int | None, report: Callable[[str], None]
 ) -> list[Subject]:
     """Compiled populations of the agents, sizes and settings in `jobs`."""
-
-    def prepare(job: tuple[str, int, Setting]) -> Subject:
-        subject = Subject(*job, chunk)
-        report(f"compiling {subject.agent}, {subject.size}")
+    subjects = []
+    for agent, members, setting in jobs:
+        subject = Subject(agent, members, setting, chunk)
+        report(f"compiling {agent}, {subject.size}")
         subject.compile()
-        return subject
-
-    return side_by_side(prepare, jobs)
-
-
-def side_by_side(function: Callable[[_In], _Out], inputs: Sequence[_In]) -> list[_Out]:
-    """`function` of each, on a GPU in many threads: a compiler leaves most cores of its host idle."""
-    with ThreadPoolExecutor((os.cpu_count() or 1) if on_gpu() else 1) as pool:
-        return list(pool.map(function, inputs))
+        subjects.append(subject)
+    return subjects
 
 
 def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> None:
@@ -122,15 +101,11 @@ def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> N
         family(agent)
 
 
-def _one_group(
-    subjects: Sequence[Subject],
-    dots: Mapping[Product, Callable[[], float]],
-    bandwidth: float,
-    report: Callable[[str], None],
-) -> list[Row]:
+def _one_group(subjects: Sequence[Subject], bandwidth: float, report: Callable[[str], None]) -> list[Row]:
     """Programs that take turns."""
     kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.products))
-    runs = [*(subject.run for subject in subjects), *(dots[kind] for kind in kinds)]
+    report(f"compiling {len(kinds)} matrix products")
+    runs = [*(subject.run for subject in subjects), *(timed_product(kind) for kind in kinds)]
     times: list[list[float]] = [[] for _ in runs]
     for turn in range(-1, TURNS):  # the first is to warm up
         report(f"measuring {subjects[0].size}, turn {max(turn, 0) + 1} of {TURNS}")

@@ -93,43 +93,31 @@ class Subject:
         return (time.perf_counter() - start) / self.chunk
 
 
-class HostLoop:
-    """One agent as most code trains it: rows gathered with numpy, one compiled call per step."""
+def host_loop(agent: str, setting: Setting, steps: int) -> float:
+    """Seconds per step of one agent as most code trains it: rows gathered with numpy, one compiled call per step."""
+    made = make(agent, setting)
+    state = made.agent.init(jax.random.key(0), made.hyper)
 
-    def __init__(self, agent: str, setting: Setting, steps: int):
-        self.agent, self._made, self._steps = agent, make(agent, setting), steps
-        update, hyper, key = self._made.agent.update, self._made.hyper, jax.random.key(2)
-        self._init = jax.jit(lambda: self._made.agent.init(jax.random.key(0), hyper))
-        self._update = jax.jit(
-            lambda state, batch, step: update(state, hyper, batch, jax.random.fold_in(key, step)), donate_argnums=0
-        )
+    @jax.jit
+    def draws(keys: jax.Array) -> jax.Array:
+        return jax.vmap(lambda key: made.agent.sample.draw(made.data, key))(keys)
 
-    def compile(self) -> None:
-        """By a first step."""
-        made = self._made
-
-        @jax.jit
-        def draws(keys: jax.Array) -> jax.Array:
-            return jax.vmap(lambda key: made.agent.sample.draw(made.data, key))(keys)
-
-        self._rows = np.asarray(draws(jax.random.split(jax.random.key(1), self._steps + 1)))
-        self._data = made.data.with_task(0)
-        state, _ = self._update(self._init(), self._batch(0), 0)
-        self._state = jax.block_until_ready(state)
-
-    def _batch(self, step: int) -> Any:
-        return self._made.agent.sample.gather(self._data, self._rows[step])
-
-    def run(self) -> float:
-        """Seconds per step. Once: it starts from where the first step led."""
-        state, times = self._state, []
-        for step in range(1, self._steps + 1):
-            start = time.perf_counter()
-            state, _ = self._update(state, self._batch(step), step)
-            if step % 10 == 0 or step == self._steps:  # as often as a progress bar would look
-                jax.block_until_ready(state)
-            times.append(time.perf_counter() - start)
-        return statistics.mean(times)
+    rows = np.asarray(draws(jax.random.split(jax.random.key(1), steps + 1)))
+    data = made.data.with_task(0)
+    key = jax.random.key(2)
+    update = jax.jit(
+        lambda state, batch, step: made.agent.update(state, made.hyper, batch, jax.random.fold_in(key, step)),
+        donate_argnums=0,
+    )
+    state, _ = jax.block_until_ready(update(state, made.agent.sample.gather(data, rows[0]), 0))
+    times = []
+    for step in range(1, steps + 1):
+        start = time.perf_counter()
+        state, _ = update(state, made.agent.sample.gather(data, rows[step]), step)
+        if step % 10 == 0 or step == steps:  # as often as a progress bar would look
+            jax.block_until_ready(state)
+        times.append(time.perf_counter() - start)
+    return statistics.mean(times)
 
 
 def copy_bandwidth() -> float:

@@ -66,14 +66,9 @@ class Bench:
         settings = [bench.Setting(**sizes, compute_dtype=kind) for kind in kinds]
         rows, loops = [], {}
         with Console(stderr=True).status("starting") as status:
-            if self.gpu or self.host_loop:
-                status.update("compiling loops on the host")
-                steps = self.steps or (500 if self.gpu else 20)
-                made = [bench.HostLoop(agent, settings[0], steps) for agent in self.agents]
-                bench.side_by_side(bench.HostLoop.compile, made)
-                for loop in made:
-                    status.update(f"measuring {loop.agent} in a loop on the host")
-                    loops[loop.agent] = 1e3 * loop.run()
+            for agent in self.agents if self.gpu or self.host_loop else ():
+                status.update(f"measuring {agent} in a loop on the host")
+                loops[agent] = 1e3 * bench.host_loop(agent, settings[0], self.steps or (500 if self.gpu else 20))
             tables = bench.update(self.agents, members, settings, self.steps, status.update)
             for (setting, _), new in zip(itertools.product(settings, members), tables, strict=True):
                 rows += new
