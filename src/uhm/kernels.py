@@ -3,13 +3,13 @@
     h = LayerNorm(gelu(z + b))                  forward
     dh -> dz, and db, dscale, dshift            backward; the last three are sums over rows
 
-XLA too makes one kernel of the way forward, but five or six of the way back, and these are faster: 25 agents take a
-fifth less time for a step (docs/performance.md, which also says what was tried and given up).
+XLA too makes one kernel of the way forward, but five or six of the way back. With these 25 agents take a fifth less
+time for a step (docs/performance.md, which also says what was tried and given up).
 
 `plain` is the definition and runs wherever `chosen` says no, or sizes do not fit. The kernels are written with Pallas
-for Triton and are chosen on Hopper GPUs, where they were measured. UHM_KERNELS=off leaves them out. Sums are float32,
-and results are rounded as z is. Programs write their shares of the sums over rows, and those are added in one order,
-always, so that a run can be repeated bit by bit.
+for Triton and chosen on Hopper GPUs in bfloat16, where they were measured; UHM_KERNELS=off leaves them out. Sums are
+float32, and results are rounded as z is. Programs write their shares of the sums over rows, and those are added in one
+order, always, so that a run can be repeated bit by bit.
 """
 
 import functools
@@ -67,9 +67,10 @@ def normed(
 
 
 def fits(z: Float[Array, "*batch H"]) -> bool:
-    """Whether rows fill whole tiles."""
+    """Whether rows fill whole tiles, of bfloat16, for which the kernels were measured."""
     rows = z.size // z.shape[-1]
-    return z.shape[-1] in _WIDTHS and rows % FORWARD.rows == 0 and rows % BACKWARD.rows == 0
+    whole = z.shape[-1] in _WIDTHS and rows % FORWARD.rows == 0 and rows % BACKWARD.rows == 0
+    return whole and z.dtype == jnp.bfloat16
 
 
 def plain(
