@@ -86,6 +86,7 @@ def draw(written: dict[str, Any], to: Path) -> None:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
+    plt.rcParams["svg.fonttype"] = "none"  # text stays text
     points = [Point(**point) for point in written["points"]]
     axes = list(dict.fromkeys(point.axis for point in points))
     figure, panels = plt.subplots(1, len(axes), figsize=(3.2 * len(axes), 3), layout="constrained", squeeze=False)
@@ -99,16 +100,21 @@ def draw(written: dict[str, Any], to: Path) -> None:
             panel.plot([p.value for p in mine], each, "s--", ms=4, color="0.5", label="per agent")
             full = full_at(mine)
             panel.axvline(full, color="0.8", zorder=0)
-            panel.annotate(f"full at {full}", (full, min(each)), (4, -2), textcoords="offset points", fontsize=8)
-        panel.set(xscale="log", yscale="log", xlabel=TITLES[axis], xticks=[p.value for p in mine])
+            top = max(p.milliseconds for p in mine)
+            panel.annotate(f"full at {full}", (full, top), (-4, -4), textcoords="offset points", ha="right", fontsize=8)
+        panel.set(xscale="log", xlabel=TITLES[axis], xticks=sorted({p.value for p in mine}))
+        if axis in ("members", "k_max"):
+            panel.set(yscale="log")
+            panel.yaxis.set_major_formatter("{x:g}")
+        else:
+            panel.set_ylim(0)
         panel.xaxis.set_major_formatter("{x:.0f}")
         panel.xaxis.minorticks_off()
-        panel.yaxis.set_major_formatter("{x:g}")
         panel.tick_params(axis="x", labelsize=8)
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
         if axis in ("members", "k_max"):
-            panel.legend(fontsize=8, frameon=False)
+            panel.legend(fontsize=8, frameon=False, loc="upper left")
     panels[0][0].set_ylabel("ms per step")
     figure.savefig(to, metadata={"Date": None} if to.suffix == ".svg" else None)
 

@@ -1,5 +1,6 @@
 """What benchmark programs compute, against something known."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -75,3 +76,31 @@ def test_heldout_counts_ends(monkeypatch):
     alive = own.rows[~ended[own.rows]]
     assert stored == pytest.approx(np.mean(ended[alive] | ended[alive + 1]))
     assert found == 0.0
+
+
+def test_growth_changes_one_thing_at_a_time():
+    growth = program("benchmarks/growth.py")
+    base = growth.bench.Setting(hidden=(8,))
+    found = growth.jobs(list(growth.AXES), base, largest=25)
+    assert [members for axis, _, _, members, _ in found if axis == "members"] == [1, 2, 5, 10, 25]
+    for axis, _, value, members, setting in found:
+        if axis == "members":
+            assert (members, setting) == (value, base)
+        else:
+            assert members == growth.MEMBERS
+            assert dataclasses.replace(setting, **{axis: getattr(base, axis)}) == base
+            assert getattr(setting, axis) == value
+
+
+def test_a_device_is_full_where_more_agents_hardly_make_one_cheaper():
+    growth = program("benchmarks/growth.py")
+    point = lambda members, ms: growth.Point("members", "uhm", members, members, ms, 0.0)  # noqa: E731
+    assert growth.full_at([point(1, 1.0), point(5, 1.2), point(25, 4.3), point(100, 16.0)]) == 25
+
+
+def test_growth_draws_what_was_measured(tmp_path):
+    growth = program("benchmarks/growth.py")
+    points = [growth.Point(axis, "uhm", v, v, 0.1 * v, 0.0)._asdict() for axis in growth.AXES for v in (1, 2, 4)]
+    growth.draw({"points": points}, tmp_path / "growth.svg")
+    drawn = (tmp_path / "growth.svg").read_text()
+    assert all(title in drawn for title in (*growth.TITLES.values(), "full at 1", "ms per step"))
