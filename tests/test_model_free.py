@@ -361,7 +361,7 @@ def test_a_member_is_the_same_agent_trained_alone_and_a_checkpoint_is_all_it_nee
     hyper = hyper_of(name, alpha=1.0)
     state, own = jitted("init", name)(key_init, hyper), data.with_task(1).to_device()
     for step in range(10):
-        key_sample, key_update = (k[0] for k in population.step_keys(key[None], jnp.int32(step)))
+        key_sample, key_update = population.step_keys(key, jnp.int32(step))
         state, _ = jitted("update", name)(state, hyper, SAMPLE(own, key_sample), key_update)
     last = jax.tree.map(lambda x: x[-1], many.state)
     assert_trees(np.testing.assert_allclose, last, state, rtol=1e-5, atol=1e-5)

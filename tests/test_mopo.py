@@ -218,7 +218,7 @@ def test_a_member_is_the_same_agent_trained_alone():
     keys = population.init(AGENT, members, population.stack_hyper(Hyper(), members)).key[-1:]
     state = jax.jit(AGENT.init)(jax.random.split(members[-1].key)[0], Hyper())
     for step in range(4):
-        sample, update = (key[0] for key in population.step_keys(keys, jnp.int32(step)))
+        sample, update = population.step_keys(keys[0], jnp.int32(step))
         batch = AGENT.sample(data.with_task(1).to_device(), sample)
         state, _ = UPDATE(state, Hyper(penalty=2.0), batch, update)
     last, first = (jax.tree.map(lambda x, i=i: x[i], many.state) for i in (-1, -2))

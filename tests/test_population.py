@@ -1,5 +1,7 @@
 """Members of a population are what they would be alone, whatever becomes of the others."""
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -104,6 +106,55 @@ def test_a_member_is_the_same_agent_trained_alone(counted):
     assert (np.abs(weight[:3] - weight[3]).max((1, 2)) > 2e-3).all()
 
 
+def in_turn(name, monkeypatch, **changes):
+    """The agent as one whose networks are large; a new function, so that what is compiled is compiled for it."""
+    monkeypatch.setattr(population, "LARGE", 1)
+    one = agent(name, **changes)
+    return one._replace(update=lambda *args: one.update(*args))
+
+
+@pytest.mark.parametrize("name", ["uhm", "dtd"])
+def test_members_in_turn_are_those_side_by_side(name, monkeypatch):
+    data, members = random_data(2), population.grid(TASKS, [0], {"alpha": [0.1, 1.0]})
+    stacked = population.stack_hyper(HYPER, members)
+    side, side_metrics = train(agent(name), members, HYPER, data, 2 * CHUNK, CHUNK)
+    turns, turns_metrics = train(in_turn(name, monkeypatch), members, HYPER, data, 2 * CHUNK, CHUNK)
+    assert population._one_by_one(turns.state)
+    assert_trees(np.testing.assert_allclose, turns.state, side.state, rtol=1e-5, atol=1e-5)
+    exact(jax.random.key_data(turns.key), jax.random.key_data(side.key))
+    assert turns.alive.all()
+    assert turns.step == side.step == 2 * CHUNK
+    for now, then in zip(turns_metrics, side_metrics, strict=True):
+        assert now.keys() == then.keys()
+        for key, value in then.items():
+            np.testing.assert_allclose(now[key], value, rtol=1e-3, atol=1e-4, err_msg=key)
+
+    # And on batches from the host, each member its own.
+    one, host = in_turn(name, monkeypatch), population.init(agent(name), members, stacked)
+    columns = np.array([m.column for m in members], np.int32)
+    keys = [population.sample_keys(host._replace(step=host.step + chunk * CHUNK), CHUNK) for chunk in range(2)]
+    for batch in batches(one.sample, data.with_task(columns), keys):
+        host, _ = population.advance_on(one, host, stacked, batch)
+    assert_trees(np.testing.assert_allclose, host.state, side.state, rtol=1e-4, atol=1e-5)
+
+
+class Carried(NamedTuple):
+    """A state with something beside its parameters, as MOPO's ring is."""
+
+    params: jax.ShapeDtypeStruct
+    ring: jax.ShapeDtypeStruct
+
+
+def test_only_large_networks_take_turns_and_only_on_a_cpu(monkeypatch):
+    shape = lambda *size: jax.ShapeDtypeStruct(size, jnp.float32)  # noqa: E731
+    large, small = shape(2, population.LARGE // 10, 10), shape(20, population.LARGE // 10)
+    assert population._one_by_one(Carried(large, small))
+    assert not population._one_by_one(Carried(small, large))
+    assert population._one_by_one({"weights": large})  # an agent of one's own need not call them `params`
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not population._one_by_one(Carried(large, large))
+
+
 @pytest.mark.parametrize("name", ["dtd", "rebrac-dagger"])
 def test_data_on_the_host_train_the_same_agents(name):
     data, members = random_data(2), population.grid(TASKS, [0], {})
@@ -136,13 +187,15 @@ def test_chunks_do_not_matter_and_metrics_are_their_means():
 # --------------------------------------------------------------------------------------------------------- divergence
 
 
-def test_a_member_that_meets_nan_is_frozen_and_the_others_do_not_notice():
+@pytest.mark.parametrize("turns", [False, True], ids=["side by side", "in turn"])
+def test_a_member_that_meets_nan_is_frozen_and_the_others_do_not_notice(turns, monkeypatch):
     data, members = random_data(2), population.grid(TASKS, [0], {})
     row = int(data.starts[7])
     rewards = np.array(data.rewards)
     rewards[1, row] = np.nan
     poisoned = eqx.tree_at(lambda d: d.rewards, data, rewards)
-    rebrac = agent("rebrac-dagger", batch_size=4)  # small batches meet the row late
+    small = {"batch_size": 4}  # small batches meet the row late
+    rebrac = in_turn("rebrac-dagger", monkeypatch, **small) if turns else agent("rebrac-dagger", **small)
     pop, history = train(rebrac, members, HYPER, poisoned, 4 * CHUNK, 2)
     exact(pop.alive, [True, False])
     met = next(i for i, metrics in enumerate(history) if np.isnan(metrics["critic_loss"][1]))

@@ -8,6 +8,7 @@ and a run that is resumed goes on as if it had never stopped.
 
 import functools
 import itertools
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,13 @@ DIVERGED = 1e12
 # share a factor (the critics at the stored action and at the policy's), and spend more on stacking and unstacking rows
 # than that gains. Other devices do not look at these.
 SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT", "xla_gpu_dot_merger_threshold_mb": 0}
+
+# Parameters of a member from which on members are advanced one after the other on a CPU, as plain products of matrices.
+# Side by side their activations fall out of the caches: of 4x512 networks (2.5 to 10 million parameters), batches of
+# 256, each of five members took 138 ms a step (DTD), 576 (MOBILE) and 1045 (MAC) on two cores, one after the other 109,
+# 398 and 758. 4x256 (from 0.6 million on) gains a fifth or nothing, 4x128 loses as often as it gains, and 2x64 (up to
+# 0.06 million) would lose up to a fifth. Only shapes and the device decide, so a resumed run decides as before.
+LARGE = 500_000
 
 
 class Member(NamedTuple):
@@ -90,10 +98,10 @@ def init(agent: Agent, members: Sequence[Member], hyper: Any) -> Population:
     return Population(_init(agent, split[:, 0], hyper), split[:, 1], alive, jnp.zeros((), jnp.int32))
 
 
-def step_keys(key: Key[Array, " members"], step: Int[Array, ""]) -> tuple[Key[Array, " members"], ...]:
-    """Each member's keys of one step: for drawing its batch, and for its update."""
-    pair = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, step)))(key)
-    return pair[:, 0], pair[:, 1]
+def step_keys(key: Key[Array, ""], step: Int[Array, ""]) -> tuple[Key[Array, ""], Key[Array, ""]]:
+    """A member's keys of one step: for drawing its batch, and for its update."""
+    key_sample, key_update = jax.random.split(jax.random.fold_in(key, step))
+    return key_sample, key_update
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=1, compiler_options=SIDE_BY_SIDE)
@@ -101,28 +109,51 @@ def advance(
     agent: Agent, population: Population, hyper: Any, dataset: Dataset, steps: int
 ) -> tuple[Population, Metrics]:
     """`steps` updates of every member on data that live on the device; metrics are means over the steps."""
-    sample = jax.vmap(agent.sample, in_axes=(dataset.member_axes(), 0))
-    return _scan(agent, population, hyper, steps, lambda key, _: sample(dataset, key), None)
+
+    def batch_of(task: Int[Array, ""], key: Key[Array, ""], _: None) -> Any:
+        return agent.sample(dataset.with_task(task), key)
+
+    return _every(agent, population, hyper, steps, batch_of, dataset.task, None)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1, compiler_options=SIDE_BY_SIDE)
 def advance_on(agent: Agent, population: Population, hyper: Any, batches: Any) -> tuple[Population, Metrics]:
     """The same on batches that were gathered elsewhere: leaves are [steps, members, ...]."""
     steps = jax.tree.leaves(batches)[0].shape[0]
-    return _scan(agent, population, hyper, steps, lambda _, batch: batch, batches)
+    members_first = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), batches)
+    return _every(agent, population, hyper, steps, lambda _, key, batch: batch, None, members_first)
 
 
 def sample_keys(population: Population, steps: int) -> Key[Array, "steps members"]:
     """The keys with which `advance` would draw the batches of the next steps."""
-    return jax.vmap(lambda i: step_keys(population.key, population.step + i)[0])(jnp.arange(steps))
+    of_members = jax.vmap(lambda key, step: step_keys(key, step)[0], in_axes=(0, None))
+    return jax.vmap(of_members, in_axes=(None, 0))(population.key, population.step + jnp.arange(steps))
 
 
-def _scan(
-    agent: Agent, population: Population, hyper: Any, steps: int, batch_of: Any, batches: Any
+def _every(
+    agent: Agent, population: Population, hyper: Any, steps: int, batch_of: Any, tasks: Any, batches: Any
 ) -> tuple[Population, Metrics]:
+    """The chunks of all members, side by side or one after the other."""
+
+    def chunk(state: Any, key: Key[Array, ""], alive: Bool[Array, ""], hyper: Any, task: Any, batches: Any) -> Any:
+        member = Population(state, key, alive, population.step)
+        return _chunk(agent, member, hyper, steps, functools.partial(batch_of, task), batches)
+
+    each = (population.state, population.key, population.alive, hyper, tasks, batches)
+    # Whole chunks in turn, not steps: a member's state is taken out of the stack and put back once in a chunk.
+    in_turn = _one_by_one(population.state)
+    state, alive, metrics = jax.lax.map(lambda one: chunk(*one), each) if in_turn else jax.vmap(chunk)(*each)
+    return Population(state, population.key, alive, population.step + steps), metrics
+
+
+def _chunk(
+    agent: Agent, member: Population, hyper: Any, steps: int, batch_of: Any, batches: Any
+) -> tuple[Any, Bool[Array, ""], Metrics]:
+    """One member's chunk (no leaf has an axis of members): its state, if it is alive, and the means of its metrics."""
+
     def one(pop: Population, batch: Any) -> tuple[Population, Metrics]:
         key_sample, key_update = step_keys(pop.key, pop.step)
-        new, metrics = jax.vmap(agent.update)(pop.state, hyper, batch_of(key_sample, batch), key_update)
+        new, metrics = agent.update(pop.state, hyper, batch_of(key_sample, batch), key_update)
         return Population(new, pop.key, pop.alive & healthy(metrics), pop.step + 1), metrics
 
     def body(carry: tuple[Population, Metrics], batch: Any) -> tuple[tuple[Population, Metrics], None]:
@@ -130,24 +161,26 @@ def _scan(
         pop, metrics = one(pop, batch)
         return (pop, jax.tree.map(jnp.add, total, metrics)), None
 
-    shapes = jax.eval_shape(one, population, jax.tree.map(lambda x: x[0], batches))[1]
+    shapes = jax.eval_shape(one, member, jax.tree.map(lambda x: x[0], batches))[1]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    (after, total), _ = jax.lax.scan(body, (population, zeros), batches, length=steps)
+    (after, total), _ = jax.lax.scan(body, (member, zeros), batches, length=steps)
     # Here and not at every step, which would cost 5 to 10 % of a 4x512 step on a CPU: a member that diverged goes back
     # to where the chunk began, the last state known to be sound, and stays there.
-    state = jax.tree.map(lambda n, o: _choose(after.alive, n, o), after.state, population.state)
-    return after._replace(state=state), jax.tree.map(lambda x: x / steps, total)
+    state = jax.tree.map(lambda n, o: jnp.where(after.alive, n, o), after.state, member.state)
+    return state, after.alive, jax.tree.map(lambda x: x / steps, total)
 
 
-def healthy(metrics: Metrics) -> Bool[Array, " members"]:
+def _one_by_one(state: Any) -> bool:
+    """Whether members take turns: on a CPU, where their networks are large."""
+    sizes = [math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(getattr(state, "params", state))]
+    return jax.default_backend() == "cpu" and sum(sizes) >= LARGE
+
+
+def healthy(metrics: Metrics) -> Bool[Array, "*members"]:
     """Which members are still learning: all their numbers are finite and the critic's loss is of this world."""
     finite = jnp.stack([jnp.isfinite(value) for value in metrics.values()]).all(0)
     loss = metrics.get("critic_loss")
     return finite if loss is None else finite & (loss < DIVERGED)
-
-
-def _choose(alive: Bool[Array, " members"], new: Array, old: Array) -> Array:
-    return jnp.where(alive.reshape(alive.shape + (1,) * (new.ndim - 1)), new, old)
 
 
 @functools.partial(jax.jit, static_argnums=0)

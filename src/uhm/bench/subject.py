@@ -69,7 +69,7 @@ class Subject:
         # One step of the very function that is timed, so that nothing an update does escapes the count.
         self.products = products_of(population.advance.trace(made.agent, state, hyper, data, 1).jaxpr)
         self.gigaflops = sum(count * kind.flops for kind, count in self.products.items()) / 1e9
-        self.chunk = chunk or _enough(self.gigaflops)
+        self.chunk = chunk or _enough(self.gigaflops, members)
         self._lowered = population.advance.lower(made.agent, state, hyper, data, self.chunk)
         self._arguments = hyper, data
         self.compile_seconds, self.memory_bytes = 0.0, 0
@@ -157,10 +157,14 @@ def _having(kind: type, values: dict[str, Any]) -> Any:
     return kind(**{field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values})
 
 
-def _enough(gigaflops: float) -> int:
-    """Steps of a chunk: what a chunk costs once, which a real run pays every few hundred steps, must not count."""
-    least, work = (10, 40_000) if on_gpu() else (5, 300)
-    return max(least, min(100, int(work / gigaflops)))
+def _enough(gigaflops: float, members: int) -> int:
+    """Steps of a chunk: what a chunk costs once, which a real run pays every few hundred steps, must not count.
+
+    On a CPU, where that is copying a member's state, it is the same for all sizes of population.
+    """
+    if on_gpu():
+        return max(10, min(100, int(40_000 / gigaflops)))
+    return max(5, min(100, int(150 * members / gigaflops)))
 
 
 def _memory(compiled: Any) -> int:
