@@ -1,7 +1,7 @@
 """How the time of a step grows with the population, the batch, the observation and the longest horizon.
 
     python benchmarks/growth.py --json growth.json            # measure, on a GPU
-    python benchmarks/growth.py --draw growth.json docs/growth.svg
+    python benchmarks/growth.py --draw growth.json docs/images/growth.svg
 
 One thing at a time is changed, from five UHM agents of 4 x 512 with batches of 256, 55 observed numbers and horizons of
 at most 8 steps. The longest horizon is shown for DTD and MBTD too, which pay for it.
@@ -60,18 +60,21 @@ def jobs(axes: list[str], base: bench.Setting, largest: int) -> list[tuple[str, 
 
 
 def measure(args: argparse.Namespace) -> list[Point]:
+    """One program at a time; what was measured is written each time, for the next may not fit into memory."""
     base = bench.Setting(hidden=tuple(args.hidden), compute_dtype=args.compute_dtype)
-    wanted = jobs(args.axes, base, args.largest)
-    # The base is a point of every axis and compiled once.
-    once = list(dict.fromkeys((agent, members, setting) for _, agent, _, members, setting in wanted))
-    subjects = bench.prepared(once, args.chunk, lambda line: print(line, flush=True))
-    times = {}
-    for job, subject in zip(once, subjects, strict=True):
-        subject.run()
-        seconds = statistics.median(subject.run() for _ in range(TURNS))
-        times[job] = 1e3 * seconds, subject.memory_bytes / 1e9
-        print(f"{job[0]} {job[1]} members: {1e3 * seconds:.3f} ms", flush=True)
-    return [Point(axis, agent, v, m, *times[agent, m, setting]) for axis, agent, v, m, setting in wanted]
+    times: dict[Any, tuple[float, float]] = {}  # the base is a point of every axis and measured once
+    points: list[Point] = []
+    for axis, agent, value, members, setting in jobs(args.axes, base, args.largest):
+        job = agent, members, setting
+        if job not in times:
+            subject = bench.Subject(agent, members, setting, args.chunk)
+            times[job] = 1e3 * statistics.median(subject.run() for _ in range(TURNS)), subject.memory_bytes / 1e9
+        points.append(Point(axis, agent, value, members, *times[job]))
+        print(f"{axis:12} {value:5} {agent:5} {points[-1].milliseconds:8.3f} ms a step", flush=True)
+        if args.json:
+            record = {"session": session(), "points": [point._asdict() for point in points]}
+            args.json.write_text(json.dumps(record, indent=1) + "\n")
+    return points
 
 
 def full_at(points: list[Point]) -> int:
@@ -132,12 +135,7 @@ def main() -> None:
     if args.draw:
         draw(json.loads(args.draw[0].read_text()), args.draw[1])
         return
-    points = measure(args)
-    if args.json:
-        record = {"session": session(), "points": [point._asdict() for point in points]}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
-    for point in points:
-        print(f"{point.axis:12} {point.value:5} {point.agent:5} {point.milliseconds:8.3f} ms a step")
+    measure(args)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 import uhm
-from uhm import doctor
+from uhm import doctor, kernels
 from uhm.data import download
 
 
@@ -65,7 +65,7 @@ def test_devices_are_those_of_jax(found: dict[str, Any]) -> None:
 
     assert found["devices"]["error"] is None
     assert [d["kind"] for d in found["devices"]["found"]] == [d.device_kind for d in jax.devices()]
-    assert found["devices"]["kernels"] is False
+    assert found["devices"]["kernels"] == kernels.description()
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="an independent number comes from Linux")
@@ -116,9 +116,9 @@ def test_newer_physics_are_warned_about(found: dict[str, Any], version: str | No
 
 def test_a_gpu_that_jax_does_not_use_is_warned_about(found: dict[str, Any]) -> None:
     device = {"platform": "cpu", "kind": "cpu", "id": 0, "memory": None, "used": None}
-    cpu = {"found": [device], "error": None, "kernels": False}
+    cpu = {"found": [device], "error": None, "kernels": "XLA's"}
     device = {"platform": "gpu", "kind": "H", "id": 0, "memory": 10**9, "used": 5}
-    gpu = {"found": [device], "error": None, "kernels": True}
+    gpu = {"found": [device], "error": None, "kernels": "fused in bfloat16"}
     with_gpu = found | {"host": found["host"] | {"gpu": True}}
     assert any("uhm[cuda]" in w for w in doctor._warnings(with_gpu | {"devices": cpu}))
     assert not any("uhm[cuda]" in w for w in doctor._warnings(with_gpu | {"devices": gpu}))
@@ -128,10 +128,16 @@ def test_a_gpu_that_jax_does_not_use_is_warned_about(found: dict[str, Any]) -> N
     assert re.search(r"kernels +XLA's", text(with_gpu | {"devices": cpu}))
 
 
+def test_a_wrong_choice_of_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernels.VARIABLE, "on")
+    assert "must be 'auto' or 'off'" in doctor._devices()["kernels"]
+
+
 def test_a_failing_jax_is_reported(found: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
     devices = doctor._devices()
     assert devices["found"] == []
+    assert devices["kernels"] is None
     assert "no_such_platform" in devices["error"]
     assert any("no_such_platform" in warning for warning in doctor._warnings(found | {"devices": devices}))
 

@@ -96,6 +96,8 @@ def test_whole_networks_learn_alike(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_where_there_is_no_such_gpu_the_definition_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.setattr(kernels, "_hopper", lambda: False)
     given = arguments(jnp.bfloat16, False, 8)[:4]
     uses_kernels = lambda *given: "pallas" in str(jax.make_jaxpr(lambda *x: normed(*x))(*given))  # noqa: E731
     assert not kernels.chosen()
@@ -105,10 +107,21 @@ def test_where_there_is_no_such_gpu_the_definition_runs(monkeypatch: pytest.Monk
     assert kernels.chosen()
     assert not uses_kernels(given[0].astype(jnp.float32), *given[1:])
     assert not uses_kernels(given[0][:3], *given[1:])
+    assert not uses_kernels(jnp.stack([given[0]] * 2), given[0], *given[2:])  # one bias for two rows
     assert uses_kernels(*given)
     np.testing.assert_array_equal(jax.jit(normed)(*given), jax.jit(plain)(*given))
+    # Its gradient too, for parameters that two members share.
+    pair = jnp.stack([given[0], 2 * given[0]])
+
+    def slope_of(function: Any) -> jax.Array:
+        each = jax.vmap(function, (0, None, None, None))
+        return jax.jit(jax.grad(lambda scale: each(pair, given[1], scale, given[3]).sum()))(given[2])
+
+    np.testing.assert_array_equal(slope_of(normed), slope_of(plain))
+    assert kernels.description() == "fused in bfloat16"
     monkeypatch.setenv(kernels.VARIABLE, "off")
     assert not kernels.chosen()
+    assert kernels.description() == "XLA's, by UHM_KERNELS"
 
 
 def test_a_wrong_setting_is_refused(monkeypatch: pytest.MonkeyPatch):

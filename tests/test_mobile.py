@@ -61,11 +61,11 @@ def test_without_a_penalty_it_is_mopo():
     for weight, same in ((0.0, True), (1.0, False)):
         one, other = (update(state, mopo.Hyper(penalty=weight), batch, KEY) for update in updates)
         assert one[1].keys() == other[1].keys()
-        assert np.isclose(one[1]["critic_loss"], other[1]["critic_loss"], rtol=1e-6) == same
+        assert np.isclose(one[1]["critic_loss"], other[1]["critic_loss"], rtol=1e-5) == same
         assert other[1]["penalty_mean"] > 0
         if same:
             # Two programs, whose last bits are the compiler's.
-            assert_trees(np.testing.assert_allclose, one[0], other[0], rtol=1e-5, atol=1e-8)
+            assert_trees(np.testing.assert_allclose, one[0], other[0], rtol=1e-5, atol=1e-6)
     assert both[1].act(state, jnp.ones((4, S)), KEY).shape == (4, 2)
 
 

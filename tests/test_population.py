@@ -113,13 +113,22 @@ def in_turn(name, monkeypatch, **changes):
     return one._replace(update=lambda *args: one.update(*args))
 
 
+def loops(one, members, data):
+    """The turns of the outermost loops of a chunk's program."""
+    stacked, columns = population.stack_hyper(HYPER, members), np.array([m.column for m in members], np.int32)
+    pop = jax.eval_shape(lambda: population.init(one, members, stacked))
+    jaxpr = population.advance.trace(one, pop, stacked, data.with_task(columns), CHUNK).jaxpr
+    return [equation.params["length"] for equation in jaxpr.eqns if equation.primitive.name == "scan"]
+
+
 @pytest.mark.parametrize("name", ["uhm", "dtd"])
 def test_members_in_turn_are_those_side_by_side(name, monkeypatch):
     data, members = random_data(2), population.grid(TASKS, [0], {"alpha": [0.1, 1.0]})
     stacked = population.stack_hyper(HYPER, members)
     side, side_metrics = train(agent(name), members, HYPER, data, 2 * CHUNK, CHUNK)
+    assert loops(agent(name), members, data) == [CHUNK]
     turns, turns_metrics = train(in_turn(name, monkeypatch), members, HYPER, data, 2 * CHUNK, CHUNK)
-    assert population._one_by_one(turns.state)
+    assert loops(in_turn(name, monkeypatch), members, data) == [len(members)]
     assert_trees(np.testing.assert_allclose, turns.state, side.state, rtol=1e-5, atol=1e-5)
     exact(jax.random.key_data(turns.key), jax.random.key_data(side.key))
     assert turns.alive.all()
@@ -185,6 +194,25 @@ def test_chunks_do_not_matter_and_metrics_are_their_means():
 
 
 # --------------------------------------------------------------------------------------------------------- divergence
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["side by side", "in turn"])
+def test_a_gradient_that_is_nan_at_the_end_of_a_chunk_is_noticed(turns, monkeypatch):
+    """The loss is that of the parameters before the step, and finite; those after it are not."""
+
+    def update(state, hyper, batch, key):
+        broken = (state["step"] == CHUNK - 1) & (hyper.alpha > 0.5)
+        new = {"w": jnp.where(broken, jnp.nan, state["w"] + 1), "step": state["step"] + 1}
+        return new, {"critic_loss": state["w"].sum()}
+
+    if turns:
+        monkeypatch.setattr(population, "LARGE", 1)
+    made = agent("rebrac-dagger")
+    made = made._replace(init=lambda key, hyper: {"w": jnp.zeros(3), "step": jnp.zeros((), jnp.int32)}, update=update)
+    members = population.grid(TASKS[:1], [0], {"alpha": [0.1, 1.0]})
+    pop, _ = train(made, members, HYPER, random_data(2), CHUNK, CHUNK)
+    exact(pop.alive, [True, False])
+    exact(pop.state["w"], [[CHUNK] * 3, [0] * 3])
 
 
 @pytest.mark.parametrize("turns", [False, True], ids=["side by side", "in turn"])

@@ -35,9 +35,9 @@ import json, jax
 def fused():
     try:
         from uhm import kernels
-        return kernels.chosen()
-    except Exception:
-        return None
+        return kernels.description()
+    except Exception as error:
+        return f"unknown ({error})"
 def describe(device):
     try:
         stats = device.memory_stats() or {}
@@ -206,8 +206,8 @@ def render(found: dict[str, Any]) -> RenderableType:
     for device in found["devices"]["found"]:
         memory = f", {_size(device['memory'])}, {_size(device['used'])} in use" if device["memory"] else ""
         table.add_row("device", escape(f"{device['platform']}:{device['id']} {device['kind']}{memory}"))
-    if found["devices"]["kernels"] is not None:
-        table.add_row("kernels", "fused" if found["devices"]["kernels"] else "XLA's (fused ones are for Hopper)")
+    if found["devices"]["kernels"]:
+        table.add_row("kernels", escape(found["devices"]["kernels"]))
     if found["devices"]["error"]:
         table.add_row("device", f"[red]none[/] ({escape(found['devices']['error'])})")
     host = found["host"]

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 from jaxtyping import Array, Float
 
 from uhm.errors import UhmError
@@ -44,11 +42,18 @@ BACKWARD = Launch(8, 4)
 
 
 def chosen() -> bool:
-    """Whether this process runs the kernels: it trains on a GPU of the kind that they were measured on."""
-    wanted = os.environ.get(VARIABLE, "auto")
+    """Whether this process runs the kernels where they fit: it trains on a GPU of the kind they were measured on."""
+    wanted = os.environ.get(VARIABLE) or "auto"
     if wanted not in ("auto", "off"):
         raise UhmError(f"{VARIABLE} is '{wanted}', and must be 'auto' or 'off'.")
     return wanted == "auto" and _hopper()
+
+
+def description() -> str:
+    """The choice, for people."""
+    if chosen():
+        return "fused in bfloat16"
+    return f"XLA's, by {VARIABLE}" if _hopper() else "XLA's (fused ones are for Hopper GPUs)"
 
 
 @functools.cache
@@ -59,18 +64,18 @@ def _hopper() -> bool:
 def normed(
     z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"], scale: Float[Array, " H"], shift: Float[Array, " H"]
 ) -> Float[Array, "*batch H"]:
-    """LayerNorm(gelu(z + bias)). The bias is a vector, or has a row for each of z."""
-    if not (chosen() and fits(z)):
+    """LayerNorm(gelu(z + bias)). The bias is a vector, or a matrix with a row for each row of z."""
+    if not (chosen() and fits(z, bias)):
         return plain(z, bias, scale, shift)
     # An agent that learns on the device may be asked to act on the host.
     return jax.lax.platform_dependent(z, bias, scale, shift, default=plain, cuda=lambda *arguments: fused(*arguments))
 
 
-def fits(z: Float[Array, "*batch H"]) -> bool:
+def fits(z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"]) -> bool:
     """Whether rows fill whole tiles, of bfloat16, for which the kernels were measured."""
     rows = z.size // z.shape[-1]
     whole = z.shape[-1] in _WIDTHS and rows % FORWARD.rows == 0 and rows % BACKWARD.rows == 0
-    return whole and z.dtype == jnp.bfloat16
+    return whole and z.dtype == jnp.bfloat16 and bias.shape in (z.shape, z.shape[-1:])
 
 
 def plain(
@@ -147,6 +152,10 @@ def _run(
     kernel: Callable[..., None], launch: Launch, by_row: tuple[Array, ...], vectors: tuple[Array, ...], shares: int
 ) -> list[Array]:
     """A kernel over tiles of rows: an array like the first, and of every program `shares` sums over its rows."""
+    # Here, because it takes a quarter of a second, which every command would pay.
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
     shape, dtype = by_row[0].shape, by_row[0].dtype
     width, count = shape[-1], by_row[0].size // shape[-1]
     programs = count // launch.rows

@@ -89,7 +89,7 @@ class MLP(eqx.Module):
         return self.after_first(z, first.bias)
 
     def after_first(self, z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"]) -> Float[Array, "*batch O"]:
-        """The rest of the network, given the first product and what is added to it: a vector, or a row for each."""
+        """The rest of the network, given the first product and what is added: a vector, or a row for each."""
         for i, layer in enumerate(self.layers[1:]):
             if self.norms:
                 h = normed(z, bias, self.norms[i].scale, self.norms[i].bias)

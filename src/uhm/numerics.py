@@ -1,4 +1,4 @@
-"""What layers are made of, with gradients of their own: products that may be rounded, biases, GELU, LayerNorm.
+"""What layers are made of: products that may be rounded, biases and GELU with gradients of their own, and LayerNorm.
 
 JAX's own rules are right but store more: by these the gradient of a layer up to its activation needs its input and its
 product alone, in bfloat16 where that is the compute precision. A profile of 25 members on an H200 (docs/performance.md)
@@ -56,7 +56,7 @@ def _matmul(a: Float[Array, "*batch I"], b: Float[Array, "I O"], out: str) -> Fl
 
 
 def biased(y: Float[Array, "*batch O"], bias: Float[Array, "*rows O"]) -> Float[Array, "*batch O"]:
-    """y + b, for a vector b or one with a row for each of y."""
+    """y + b, for a vector b, or a matrix with a row for each row of y."""
     return _biased(y, bias) if bias.ndim == 1 else y + bias
 
 

@@ -29,11 +29,12 @@ DIVERGED = 1e12
 # than that gains. Other devices do not look at these.
 SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT", "xla_gpu_dot_merger_threshold_mb": 0}
 
-# Parameters of a member from which on members are advanced one after the other on a CPU, as plain products of matrices.
-# Side by side their activations fall out of the caches: of 4x512 networks (2.5 to 10 million parameters), batches of
-# 256, each of five members took 138 ms a step (DTD), 576 (MOBILE) and 1045 (MAC) on two cores, one after the other 109,
-# 398 and 758. 4x256 (from 0.6 million on) gains a fifth or nothing, 4x128 loses as often as it gains, and 2x64 (up to
-# 0.06 million) would lose up to a fifth. Only shapes and the device decide, so a resumed run decides as before.
+# With at least so many parameters each, members are advanced one after the other on a CPU, as plain products of
+# matrices. Side by side their activations fall out of the caches: of 4x512 networks (2.5 to 10 million parameters),
+# batches of 256, each of five members took 138 ms a step (DTD), 576 (MOBILE) and 1045 (MAC) on two cores, one after the
+# other 109, 398 and 758. 4x256 (from 0.6 million on) gains a fifth or nothing, 4x128 loses as often as it gains, and
+# 2x64 (up to 0.06 million) would lose up to a fifth. Only shapes and the device decide, so a resumed run decides as
+# before.
 LARGE = 500_000
 
 
@@ -165,14 +166,22 @@ def _chunk(
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     (after, total), _ = jax.lax.scan(body, (member, zeros), batches, length=steps)
     # Here and not at every step, which would cost 5 to 10 % of a 4x512 step on a CPU: a member that diverged goes back
-    # to where the chunk began, the last state known to be sound, and stays there.
-    state = jax.tree.map(lambda n, o: jnp.where(after.alive, n, o), after.state, member.state)
-    return state, after.alive, jax.tree.map(lambda x: x / steps, total)
+    # to where the chunk began, the last state known to be sound, and stays there. Metrics tell of the parameters before
+    # a step, so those after the last are looked at too.
+    finite = [jnp.isfinite(leaf).all() for leaf in _learned(after.state) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    alive = after.alive & jnp.stack(finite).all()
+    state = jax.tree.map(lambda n, o: jnp.where(alive, n, o), after.state, member.state)
+    return state, alive, jax.tree.map(lambda x: x / steps, total)
+
+
+def _learned(state: Any) -> list[Any]:
+    """What learns. An agent of one's own need not call it `params`."""
+    return jax.tree.leaves(getattr(state, "params", state))
 
 
 def _one_by_one(state: Any) -> bool:
     """Whether members take turns: on a CPU, where their networks are large."""
-    sizes = [math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(getattr(state, "params", state))]
+    sizes = [math.prod(leaf.shape[1:]) for leaf in _learned(state)]
     return jax.default_backend() == "cpu" and sum(sizes) >= LARGE
 
 

@@ -28,7 +28,6 @@ __all__ = [
     "check",
     "host_loop",
     "markdown",
-    "prepared",
     "products_of",
     "random_data",
     "ratios",
@@ -71,21 +70,15 @@ def update(
     names, chunk = [family(agent).name for agent in agents], None if steps is None else steps // TURNS
     bandwidth = copy_bandwidth()
     for setting, size in itertools.product(settings, members):
-        subjects = prepared([(name, size, setting) for name in names], chunk, report)
+        subjects = []
+        for name in names:
+            report(f"compiling {name}, {_size(size, setting)}")
+            subjects.append(Subject(name, size, setting, chunk))
         yield _one_group(subjects, bandwidth, report)
 
 
-def prepared(
-    jobs: Sequence[tuple[str, int, Setting]], chunk: int | None, report: Callable[[str], None]
-) -> list[Subject]:
-    """Compiled populations of the agents, sizes and settings in `jobs`."""
-    subjects = []
-    for agent, members, setting in jobs:
-        subject = Subject(agent, members, setting, chunk)
-        report(f"compiling {agent}, {subject.size}")
-        subject.compile()
-        subjects.append(subject)
-    return subjects
+def _size(members: int, setting: Setting) -> str:
+    return f"{members} member{'s' if members > 1 else ''}, {setting.compute_dtype}"
 
 
 def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> None:
@@ -102,16 +95,16 @@ def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> N
 
 
 def _one_group(subjects: Sequence[Subject], bandwidth: float, report: Callable[[str], None]) -> list[Row]:
-    """Programs that take turns."""
+    """The rows of programs that take turns."""
     kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.products))
     report(f"compiling {len(kinds)} matrix products")
     runs = [*(subject.run for subject in subjects), *(timed_product(kind) for kind in kinds)]
     times: list[list[float]] = [[] for _ in runs]
-    for turn in range(-1, TURNS):  # the first is to warm up
-        report(f"measuring {subjects[0].size}, turn {max(turn, 0) + 1} of {TURNS}")
+    for turn in range(TURNS):
+        report(f"measuring {_size(subjects[0].members, subjects[0].setting)}, turn {turn + 1} of {TURNS}")
         for sink, run in zip(times, runs, strict=True):
             sink.append(run())
-    medians = [statistics.median(series[1:]) for series in times]
+    medians = [statistics.median(series) for series in times]
     seconds_of = dict(zip(kinds, medians[len(subjects) :], strict=True))
     return [_row(subject, seconds, seconds_of, bandwidth) for subject, seconds in zip(subjects, medians, strict=False)]
 

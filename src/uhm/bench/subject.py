@@ -54,7 +54,7 @@ def make(name: str, setting: Setting) -> Made:
 
 
 class Subject:
-    """An agent's population, to be compiled and then timed chunk by chunk."""
+    """An agent's population, compiled and ready to be timed chunk by chunk."""
 
     def __init__(self, agent: str, members: int, setting: Setting, chunk: int | None = None):
         made = make(agent, setting)
@@ -70,20 +70,12 @@ class Subject:
         self.products = products_of(population.advance.trace(made.agent, state, hyper, data, 1).jaxpr)
         self.gigaflops = sum(count * kind.flops for kind, count in self.products.items()) / 1e9
         self.chunk = chunk or _enough(self.gigaflops, members)
-        self._lowered = population.advance.lower(made.agent, state, hyper, data, self.chunk)
-        self._arguments = hyper, data
-        self.compile_seconds, self.memory_bytes = 0.0, 0
-
-    @property
-    def size(self) -> str:
-        return f"{self.members} member{'s' if self.members > 1 else ''}, {self.setting.compute_dtype}"
-
-    def compile(self) -> None:
         start = time.perf_counter()
-        compiled: Any = self._lowered.compile()
+        compiled: Any = population.advance.lower(made.agent, state, hyper, data, self.chunk).compile()
         self.compile_seconds = time.perf_counter() - start
         self.memory_bytes = _memory(compiled)
-        self._advance = lambda state: compiled(state, *self._arguments)
+        self._advance = lambda state: compiled(state, hyper, data)
+        self.run()
 
     def run(self) -> float:
         """Seconds per step over one chunk, from a fresh state: those of all agents would not fit into memory."""
@@ -160,7 +152,7 @@ def _having(kind: type, values: dict[str, Any]) -> Any:
 def _enough(gigaflops: float, members: int) -> int:
     """Steps of a chunk: what a chunk costs once, which a real run pays every few hundred steps, must not count.
 
-    On a CPU, where that is copying a member's state, it is the same for all sizes of population.
+    On a CPU a member's state is copied once in a chunk, so chunks are as long for many members as for one.
     """
     if on_gpu():
         return max(10, min(100, int(40_000 / gigaflops)))

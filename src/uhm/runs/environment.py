@@ -73,7 +73,7 @@ def hardware() -> dict[str, Any]:
         "cpu": _cpu(),
         "cpus": os.cpu_count(),
         "devices": [{"platform": d.platform, "kind": d.device_kind} for d in jax.local_devices()],
-        "kernels": kernels.chosen(),
+        "kernels": kernels.description(),
     }
 
 
