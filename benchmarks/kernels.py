@@ -8,8 +8,6 @@ interpreted on small arrays, which shows that they agree; times mean nothing the
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,7 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from uhm import kernels
+from uhm import bench, kernels
 
 TURNS, IN_A_ROW = 20, 10
 
@@ -53,13 +51,7 @@ def milliseconds(way: Callable[..., Any], function: Any, given: list[jax.Array],
         return (x, given), None
 
     run = jax.jit(lambda x, given: jax.lax.scan(body, (x, given), length=turns)[0])
-    jax.block_until_ready(run(given[-1], given))
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        jax.block_until_ready(run(given[-1], given))
-        times.append((time.perf_counter() - start) / (turns * in_a_row))
-    return 1e3 * statistics.median(times)
+    return 1e3 * bench.median_seconds(lambda: run(given[-1], given)) / (turns * in_a_row)
 
 
 def error(got: Any, wanted: Any) -> float:

@@ -9,8 +9,6 @@ what no arrangement of products one after the other can beat.
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,7 +22,7 @@ from uhm import nets, population
 from uhm.agents import core, uhm
 from uhm.agents.base import stop
 from uhm.agents.descent import State, descend
-from uhm.bench import Setting
+from uhm.bench import Setting, median_seconds
 from uhm.bench.subject import make
 
 LAMBDA, K_MAX, LAYERS = 0.8, 8, 50
@@ -136,14 +134,7 @@ def _trace(tree: Any) -> jax.Array:
 
 def milliseconds(turn: Callable, start: Any, inputs: Inputs, turns: int) -> float:
     loop = jax.jit(lambda carry, inputs: jax.lax.scan(lambda c, _: (turn(c, inputs), None), carry, length=turns)[0])
-    compiled = loop.lower(start, inputs).compile()
-    jax.block_until_ready(compiled(start, inputs))
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        jax.block_until_ready(compiled(start, inputs))
-        times.append((time.perf_counter() - begin) / turns)
-    return 1e3 * statistics.median(times)
+    return 1e3 * median_seconds(lambda: loop(start, inputs), times=3) / turns
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from uhm.errors import UhmError
-from uhm.numerics import EPSILON, biased, gate, gate_slope, gelu, layer_norm
+from uhm.numerics import biased, gate, gate_slope, gelu, layer_norm, mean, normalised
 
 VARIABLE = "UHM_KERNELS"
 _WIDTHS = (64, 128, 256, 512, 1024)
@@ -118,34 +118,23 @@ fused.defvjp(_fused_forward, _fused_backward)
 
 def _forward(z: Any, bias: Any, scale: Any, shift: Any, h: Any) -> None:
     x = _float(z) + _float(bias)
-    unit, _ = _normalised(x * gate(x))
+    unit, _ = normalised(x * gate(x))
     h[...] = (unit * scale[...] + shift[...]).astype(h.dtype)
 
 
 def _backward(z: Any, bias: Any, slope: Any, scale: Any, dz: Any, shares: Any) -> None:
     x, g = _float(z) + _float(bias), _float(slope)
     gated = gate(x)
-    unit, rate = _normalised(x * gated)
+    unit, rate = normalised(x * gated)
     shares[0, 1], shares[0, 2] = (g * unit).sum(0), g.sum(0)
     g *= scale[...]
-    g = rate * (g - _mean(g) - unit * _mean(g * unit)) * gate_slope(x, gated)
+    g = rate * (g - mean(g) - unit * mean(g * unit)) * gate_slope(x, gated)
     shares[0, 0] = g.sum(0)
     dz[...] = g.astype(dz.dtype)
 
 
 def _float(ref: Any) -> Array:
     return ref[...].astype(jnp.float32)
-
-
-def _mean(x: Array) -> Array:
-    return x.sum(-1, keepdims=True) / x.shape[-1]
-
-
-def _normalised(u: Array) -> tuple[Array, Array]:
-    """(u - mean) / deviation over the columns, and 1 / deviation."""
-    centred = u - _mean(u)
-    rate = jax.lax.rsqrt(_mean(centred * centred) + EPSILON)
-    return centred * rate, rate
 
 
 def _run(

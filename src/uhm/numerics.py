@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-EPSILON = 1e-6  # of a variance
+_EPSILON = 1e-6  # of a variance
 _GELU = 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715
 
 
@@ -104,6 +104,16 @@ def layer_norm(
     x: Float[Array, "*batch H"], scale: Float[Array, " H"], shift: Float[Array, " H"]
 ) -> Float[Array, "*batch H"]:
     """(x - mean) / sqrt(variance + 1e-6) over features, then scale and shift."""
-    centred = x - x.mean(-1, keepdims=True)
-    variance = jnp.square(centred).mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + EPSILON) * scale + shift
+    return normalised(x)[0] * scale + shift
+
+
+def normalised(x: Float[Array, "*batch H"]) -> tuple[Float[Array, "*batch H"], Float[Array, "*batch 1"]]:
+    """(x - mean) / deviation over features, and 1 / deviation."""
+    centred = x - mean(x)
+    rate = jax.lax.rsqrt(mean(centred * centred) + _EPSILON)
+    return centred * rate, rate
+
+
+def mean(x: Float[Array, "*batch H"]) -> Float[Array, "*batch 1"]:
+    """Over features."""
+    return x.sum(-1, keepdims=True) / x.shape[-1]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from uhm.agents import FAMILIES, family
 from uhm.bench.products import Product, products_of, timed_product
-from uhm.bench.subject import Setting, Subject, copy_bandwidth, host_loop, random_data
+from uhm.bench.subject import Setting, Subject, copy_bandwidth, host_loop, median_seconds, random_data
 from uhm.errors import UhmError
 from uhm.runs.environment import session
 
@@ -28,6 +28,7 @@ __all__ = [
     "check",
     "host_loop",
     "markdown",
+    "median_seconds",
     "products_of",
     "random_data",
     "ratios",

@@ -3,6 +3,7 @@
 import dataclasses
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -117,13 +118,17 @@ def copy_bandwidth() -> float:
     size = (1024 if on_gpu() else 256) << 20
     x = jnp.zeros(size // 4, jnp.float32)
     copy = jax.jit(lambda x: x + 1)
-    jax.block_until_ready(copy(x))
-    times = []
-    for _ in range(5):
+    return 2 * size / median_seconds(lambda: copy(x))
+
+
+def median_seconds(run: Callable[[], Any], times: int = 5) -> float:
+    """How long `run` takes until its results are there, the median of several times after one that compiles."""
+    series = []
+    for _ in range(times + 1):
         start = time.perf_counter()
-        jax.block_until_ready(copy(x))
-        times.append(time.perf_counter() - start)
-    return 2 * size / statistics.median(times)
+        jax.block_until_ready(run())
+        series.append(time.perf_counter() - start)
+    return statistics.median(series[1:])
 
 
 def on_gpu() -> bool:

@@ -1,6 +1,5 @@
 """`uhm bench`."""
 
-import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,12 +68,11 @@ class Bench:
             for agent in self.agents if self.gpu or self.host_loop else ():
                 status.update(f"measuring {agent} in a loop on the host")
                 loops[agent] = 1e3 * bench.host_loop(agent, settings[0], self.steps or (500 if self.gpu else 20))
-            tables = bench.update(self.agents, members, settings, self.steps, status.update)
-            for (setting, _), new in zip(itertools.product(settings, members), tables, strict=True):
+            for new in bench.update(self.agents, members, settings, self.steps, status.update):
                 rows += new
                 # Each time: it takes long, and the largest may not fit into memory.
                 self._write(rows, loops, settings[0])
-                _print(new, setting)
+                _print(new, settings[0])
         for agent, milliseconds in loops.items():
             print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
         return 0
@@ -106,7 +104,7 @@ def _table(rows: list[Any], setting: Any) -> Any:
 
     device = jax.devices()[0]
     size = f"{setting.observation}+{setting.action} inputs, {'x'.join(map(str, setting.hidden))} networks"
-    title = f"{device.device_kind}: {size}, batch {setting.batch_size}, {setting.compute_dtype}"
+    title = f"{device.device_kind}: {size}, batch {setting.batch_size}, {rows[0].compute_dtype}"
     table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("agent", no_wrap=True)
     # Two short lines each: a terminal of 80 columns must show every number.
