@@ -31,10 +31,10 @@ SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT", "xla_gpu
 
 # With at least so many parameters each, members are advanced one after the other on a CPU, as plain products of
 # matrices. Side by side their activations fall out of the caches: of 4x512 networks (2.5 to 10 million parameters),
-# batches of 256, each of five members took 138 ms a step (DTD), 576 (MOBILE) and 1045 (MAC) on two cores, one after the
-# other 109, 398 and 758. 4x256 (from 0.6 million on) gains a fifth or nothing, 4x128 loses as often as it gains, and
-# 2x64 (up to 0.06 million) would lose up to a fifth. Only shapes and the device decide, so a resumed run decides as
-# before.
+# batches of 256, each of five DTD agents took 138 ms a step on two cores, one after the other 109. (MOBILE 576 and 398,
+# MAC 1045 and 758, the first number of each beside other work.) 4x256 (from 0.6 million on) gains a fifth or nothing,
+# 4x128 loses as often as it gains, and 2x64 (up to 0.06 million) would lose up to a fifth. Only shapes and the device
+# decide, so a resumed run decides as before.
 LARGE = 500_000
 
 
