@@ -504,12 +504,13 @@ def test_a_failing_worker_names_its_episode(
 
 
 def test_ctrl_c_stops_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
-    process = in_process(tmp_path, "episodes=50, workers=2", toy(delay=0.1))
+    # So many that none of this comes too late, however busy the machine is: half a minute's work.
+    process = in_process(tmp_path, "episodes=500, workers=2", toy(delay=0.1))
     wait_for(lambda: (tmp_path / "made.txt").exists() and len(made(tmp_path)) >= 2)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, error = process.communicate(timeout=10)
     assert workers_ended(tmp_path)
-    assert "of 55 episodes on disk: the same command again goes on" in error.splitlines()[-1]
+    assert "of 550 episodes on disk: the same command again goes on" in error.splitlines()[-1]
     logs = [path.read_text() for path in tmp_path.glob("*.parts/*.log")]
     assert logs == ["", ""]  # they were ended, they did not fail
 
