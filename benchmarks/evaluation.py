@@ -22,13 +22,14 @@ On two idle cores, `--rounds 3` (medians, and the range of the rounds), for ever
     antsoccer-arena-navigate      0.91 (0.89-0.99)        415            403           40        10
     humanoidmaze-medium-navigate  0.83 (0.81-0.83)        280            291           41        12
 
-and, not in the paper and from an earlier form of the program,
+and, not in the paper,
 
-    pointmaze-medium-navigate     0.58 (0.56-0.59)         71             80           28        17
+    pointmaze-medium-navigate     0.55 (0.54-0.60)         98            104           44        17
 
-Where a step is as short as in pointmaze, two cores do not reach 80 %: a policy may take 18 microseconds there, and a
-4 x 512 actor is 1.6 million operations a row, which alone takes 18 on a core that does nothing else. XLA's two threads,
-which want the same cores as the workers, make that 28; no option of a single program keeps it to one thread.
+Where a step is as short as in pointmaze, two cores do not reach 80 %: workers and policy together may take 25
+microseconds more than the environment there, and a 4 x 512 actor is 1.6 million operations a row, which alone takes 18
+on a core that does nothing else. XLA's two threads,
+which want the same cores as the workers, make that 28 to 44; no option of a single program keeps it to one thread.
 """
 
 import argparse
