@@ -60,21 +60,20 @@ def jobs(axes: list[str], base: bench.Setting, largest: int) -> list[tuple[str, 
 
 
 def measure(args: argparse.Namespace) -> list[Point]:
-    """One program at a time; what was measured is written each time, for the next may not fit into memory."""
+    """All programs are compiled first, so that this can be done while something else keeps the device busy."""
     base = bench.Setting(hidden=tuple(args.hidden), compute_dtype=args.compute_dtype)
-    times: dict[Any, tuple[float, float]] = {}  # the base is a point of every axis and measured once
-    points: list[Point] = []
-    for axis, agent, value, members, setting in jobs(args.axes, base, args.largest):
-        job = agent, members, setting
-        if job not in times:
-            subject = bench.Subject(agent, members, setting, args.chunk)
-            times[job] = 1e3 * statistics.median(subject.run() for _ in range(TURNS)), subject.memory_bytes / 1e9
-        points.append(Point(axis, agent, value, members, *times[job]))
-        print(f"{axis:12} {value:5} {agent:5} {points[-1].milliseconds:8.3f} ms a step", flush=True)
-        if args.json:
-            record = {"session": session(), "points": [point._asdict() for point in points]}
-            args.json.write_text(json.dumps(record, indent=1) + "\n")
-    return points
+    todo = jobs(args.axes, base, args.largest)
+    with bench.preparing():
+        # The base is a point of every axis and measured once.
+        programs = dict.fromkeys((agent, members, setting) for _, agent, _, members, setting in todo)
+        subjects = {program: bench.Subject(*program, args.chunk) for program in programs}
+    with bench.measuring():
+        times = {of: statistics.median(subject.run() for _ in range(TURNS)) for of, subject in subjects.items()}
+    return [
+        Point(axis, agent, value, members, 1e3 * times[program], subjects[program].memory_bytes / 1e9)
+        for axis, agent, value, members, setting in todo
+        for program in [(agent, members, setting)]
+    ]
 
 
 def full_at(points: list[Point]) -> int:
@@ -135,7 +134,12 @@ def main() -> None:
     if args.draw:
         draw(json.loads(args.draw[0].read_text()), args.draw[1])
         return
-    measure(args)
+    points = measure(args)
+    for point in points:
+        print(f"{point.axis:12} {point.value:5} {point.agent:5} {point.milliseconds:8.3f} ms a step")
+    if args.json:
+        record = {"session": session(), "points": [point._asdict() for point in points]}
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

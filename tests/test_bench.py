@@ -1,10 +1,12 @@
 """The benchmarks count and measure what they say; how long anything takes is not tested."""
 
+import fcntl
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import pytest
 
 from programs import program
 from uhm import bench, cli
+from uhm.bench import turns
 from uhm.errors import UhmError
 from uhm.nets import MLP
 
@@ -75,6 +78,58 @@ def test_rows_and_ratios() -> None:
     found = bench.ratios(rows)
     assert found[1]["rebrac-dagger"] == 1
     assert found[2]["dtd"] == rows[3].milliseconds / rows[2].milliseconds
+
+
+def test_who_measures_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def free(kind: int) -> bool:
+        with turns.path().open("a") as file:
+            try:
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    with bench.preparing():
+        assert free(fcntl.LOCK_SH)
+        assert not free(fcntl.LOCK_EX)
+    with bench.measuring():
+        assert not free(fcntl.LOCK_SH)
+    # The benchmark itself: programs are compiled under the one and run under the other.
+    seen = []
+
+    class Watched(bench.Subject):
+        def run(self) -> float:
+            seen.append((free(fcntl.LOCK_SH), free(fcntl.LOCK_EX)))
+            return super().run()
+
+    monkeypatch.setattr(bench, "Subject", Watched)
+    assert len(list(bench.update(("rebrac-dagger",), (1,), [TINY], steps=5))) == 1
+    assert seen == [(True, False)] + [(False, False)] * bench.TURNS
+    assert free(fcntl.LOCK_EX)
+
+
+def test_what_does_not_fit_into_memory_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = "RESOURCE_EXHAUSTED: Out of memory"
+
+    class Large(bench.Subject):
+        def __init__(self, agent: str, *rest: Any) -> None:
+            if agent == "dtd":
+                raise jax.errors.JaxRuntimeError(problem)
+            super().__init__(agent, *rest)
+
+    monkeypatch.setattr(bench, "Subject", Large)
+    agents = ("rebrac-dagger", "dtd")
+    assert [row.agent for rows in bench.update(agents, (1,), [TINY], steps=5) for row in rows] == ["rebrac-dagger"]
+    flags = ["--hidden", "8", "--observation", "3", "--action", "2", "--steps", "5", "--members", "1"]
+    assert cli.run(["bench", "update", "--agents", "dtd", *flags]) == 0
+    assert capsys.readouterr().out == "dtd: not enough memory\n"
+    problem = "INTERNAL: something else"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        list(bench.update(agents, (1,), [TINY], steps=5))
 
 
 @pytest.mark.parametrize(

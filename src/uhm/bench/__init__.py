@@ -2,6 +2,7 @@
 
 The data are random and in memory, and what runs is the trainer's own compiled chunk. All programs of one population
 size take turns, one short chunk each, and every number is a median over turns: the machine's drift meets all alike.
+Several benchmarks on one machine wait for each other (`uhm.bench.turns`).
 
 Two ceilings are measured in the same run: the update's matrix products alone, shape by shape, and copying its state,
 which every update reads and writes once. Their sum over the measured time is the fraction of the ceiling.
@@ -13,9 +14,12 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from uhm.agents import FAMILIES, family
 from uhm.bench.products import Product, products_of, timed_product
 from uhm.bench.subject import Setting, Subject, copy_bandwidth, host_loop, median_seconds, random_data
+from uhm.bench.turns import measuring, preparing
 from uhm.errors import UhmError
 from uhm.runs.environment import session
 
@@ -28,7 +32,9 @@ __all__ = [
     "check",
     "host_loop",
     "markdown",
+    "measuring",
     "median_seconds",
+    "preparing",
     "products_of",
     "random_data",
     "ratios",
@@ -66,16 +72,34 @@ def update(
     steps: int | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[list[Row]]:
-    """Measure all `agents` in every setting and size of population, a list of rows each; `steps` of each are timed."""
+    """Measure all `agents` in every setting and size of population, a list of rows each; `steps` of each are timed.
+
+    An agent that does not fit into memory has no row.
+    """
     check(agents, members, steps)
     names, chunk = [family(agent).name for agent in agents], None if steps is None else steps // TURNS
-    bandwidth = copy_bandwidth()
     for setting, size in itertools.product(settings, members):
-        subjects = []
-        for name in names:
-            report(f"compiling {name}, {_size(size, setting)}")
-            subjects.append(Subject(name, size, setting, chunk))
-        yield _one_group(subjects, bandwidth, report)
+        with preparing():
+            subjects = list(_that_fit(names, size, setting, chunk, report))
+            kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.products))
+            report(f"compiling {len(kinds)} matrix products")
+            products = {kind: timed_product(kind) for kind in kinds}
+        report("waiting for other benchmarks on this machine")
+        with measuring():
+            rows = _one_group(subjects, products, report)
+        yield rows
+
+
+def _that_fit(
+    names: Sequence[str], size: int, setting: Setting, chunk: int | None, report: Callable[[str], None]
+) -> Iterator[Subject]:
+    for name in names:
+        report(f"compiling {name}, {_size(size, setting)}")
+        try:
+            yield Subject(name, size, setting, chunk)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
 
 
 def _size(members: int, setting: Setting) -> str:
@@ -95,18 +119,19 @@ def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> N
         family(agent)
 
 
-def _one_group(subjects: Sequence[Subject], bandwidth: float, report: Callable[[str], None]) -> list[Row]:
+def _one_group(
+    subjects: Sequence[Subject], products: Mapping[Product, Callable[[], float]], report: Callable[[str], None]
+) -> list[Row]:
     """The rows of programs that take turns."""
-    kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.products))
-    report(f"compiling {len(kinds)} matrix products")
-    runs = [*(subject.run for subject in subjects), *(timed_product(kind) for kind in kinds)]
+    bandwidth = copy_bandwidth()
+    runs = [*(subject.run for subject in subjects), *products.values()]
     times: list[list[float]] = [[] for _ in runs]
     for turn in range(TURNS):
-        report(f"measuring {_size(subjects[0].members, subjects[0].setting)}, turn {turn + 1} of {TURNS}")
+        report(f"measuring, turn {turn + 1} of {TURNS}")
         for sink, run in zip(times, runs, strict=True):
             sink.append(run())
     medians = [statistics.median(series) for series in times]
-    seconds_of = dict(zip(kinds, medians[len(subjects) :], strict=True))
+    seconds_of = dict(zip(products, medians[len(subjects) :], strict=True))
     return [_row(subject, seconds, seconds_of, bandwidth) for subject, seconds in zip(subjects, medians, strict=False)]
 
 

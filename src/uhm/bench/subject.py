@@ -13,6 +13,7 @@ import numpy as np
 from uhm import population
 from uhm.agents import family, spec_of
 from uhm.bench.products import products_of
+from uhm.bench.turns import measuring, preparing
 from uhm.data.dataset import Dataset, make_dataset
 from uhm.errors import UhmError
 
@@ -88,29 +89,28 @@ class Subject:
 
 def host_loop(agent: str, setting: Setting, steps: int) -> float:
     """Seconds per step of one agent as most code trains it: rows gathered with numpy, one compiled call per step."""
-    made = make(agent, setting)
-    state = made.agent.init(jax.random.key(0), made.hyper)
+    made, key = make(agent, setting), jax.random.key(2)
+    data = made.data.with_task(0)
 
     @jax.jit
     def draws(keys: jax.Array) -> jax.Array:
         return jax.vmap(lambda key: made.agent.sample.draw(made.data, key))(keys)
 
-    rows = np.asarray(draws(jax.random.split(jax.random.key(1), steps + 1)))
-    data = made.data.with_task(0)
-    key = jax.random.key(2)
     update = jax.jit(
         lambda state, batch, step: made.agent.update(state, made.hyper, batch, jax.random.fold_in(key, step)),
         donate_argnums=0,
     )
-    state, _ = jax.block_until_ready(update(state, made.agent.sample.gather(data, rows[0]), 0))
-    times = []
-    for step in range(1, steps + 1):
+    with preparing():
+        state = made.agent.init(jax.random.key(0), made.hyper)
+        rows = np.asarray(draws(jax.random.split(jax.random.key(1), steps + 1)))
+        state, _ = jax.block_until_ready(update(state, made.agent.sample.gather(data, rows[0]), 0))
+    with measuring():
         start = time.perf_counter()
-        state, _ = update(state, made.agent.sample.gather(data, rows[step]), step)
-        if step % 10 == 0 or step == steps:  # as often as a progress bar would look
-            jax.block_until_ready(state)
-        times.append(time.perf_counter() - start)
-    return statistics.mean(times)
+        for step in range(1, steps + 1):
+            state, _ = update(state, made.agent.sample.gather(data, rows[step]), step)
+            if step % 10 == 0 or step == steps:  # as often as a progress bar would look
+                jax.block_until_ready(state)
+        return (time.perf_counter() - start) / steps
 
 
 def copy_bandwidth() -> float:

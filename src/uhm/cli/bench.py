@@ -72,7 +72,7 @@ class Bench:
                 rows += new
                 # Each time: it takes long, and the largest may not fit into memory.
                 self._write(rows, loops, settings[0])
-                _print(new, settings[0])
+                _print(new, settings[0], self.agents)
         for agent, milliseconds in loops.items():
             print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
         return 0
@@ -86,13 +86,17 @@ class Bench:
             self.markdown.write_text(bench.markdown(rows, loops))
 
 
-def _print(rows: list[Any], setting: Any) -> None:
+def _print(rows: list[Any], setting: Any, agents: tuple[str, ...]) -> None:
     """The rows of one size of population."""
     from rich.console import Console
 
     from uhm import bench
+    from uhm.agents import family
 
-    Console().print(_table(rows, setting))
+    if rows:
+        Console().print(_table(rows, setting))
+    if missing := [agent for agent in agents if family(agent).name not in {row.agent for row in rows}]:
+        print(f"{', '.join(missing)}: not enough memory")
     for size, values in bench.ratios(rows).items():
         numbers = " : ".join(f"{value:.2f}" for value in values.values())
         print(f"{size} member{'s' if size > 1 else ''}: {' : '.join(values)} = {numbers}", flush=True)
