@@ -18,19 +18,19 @@ import jax
 
 from uhm.agents import FAMILIES, family
 from uhm.bench.products import Product, products_of, timed_product
-from uhm.bench.subject import Setting, Subject, copy_bandwidth, host_loop, median_seconds, random_data
+from uhm.bench.subject import HostLoop, Setting, Subject, copy_bandwidth, median_seconds, random_data
 from uhm.bench.turns import measuring, preparing
 from uhm.errors import UhmError
 from uhm.runs.environment import session
 
 __all__ = [
     "TURNS",
+    "HostLoop",
     "Product",
     "Row",
     "Setting",
     "Subject",
     "check",
-    "host_loop",
     "markdown",
     "measuring",
     "median_seconds",

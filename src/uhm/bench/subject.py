@@ -13,7 +13,6 @@ import numpy as np
 from uhm import population
 from uhm.agents import family, spec_of
 from uhm.bench.products import products_of
-from uhm.bench.turns import measuring, preparing
 from uhm.data.dataset import Dataset, make_dataset
 from uhm.errors import UhmError
 
@@ -87,30 +86,33 @@ class Subject:
         return (time.perf_counter() - start) / self.chunk
 
 
-def host_loop(agent: str, setting: Setting, steps: int) -> float:
-    """Seconds per step of one agent as most code trains it: rows gathered with numpy, one compiled call per step."""
-    made, key = make(agent, setting), jax.random.key(2)
-    data = made.data.with_task(0)
+class HostLoop:
+    """One agent as most code trains it, ready to be timed: rows gathered with numpy, one compiled call per step."""
 
-    @jax.jit
-    def draws(keys: jax.Array) -> jax.Array:
-        return jax.vmap(lambda key: made.agent.sample.draw(made.data, key))(keys)
+    def __init__(self, agent: str, setting: Setting, steps: int):
+        made, key = make(agent, setting), jax.random.key(2)
+        self.agent, self._steps, self._gather = agent, steps, made.agent.sample.gather
+        self._data = made.data.with_task(0)
+        draws = jax.jit(jax.vmap(lambda key: made.agent.sample.draw(made.data, key)))
+        self._rows = np.asarray(draws(jax.random.split(jax.random.key(1), steps + 1)))
+        self._update = jax.jit(
+            lambda state, batch, step: made.agent.update(state, made.hyper, batch, jax.random.fold_in(key, step)),
+            donate_argnums=0,
+        )
+        self._state = made.agent.init(jax.random.key(0), made.hyper)
+        self._step(0)
 
-    update = jax.jit(
-        lambda state, batch, step: made.agent.update(state, made.hyper, batch, jax.random.fold_in(key, step)),
-        donate_argnums=0,
-    )
-    with preparing():
-        state = made.agent.init(jax.random.key(0), made.hyper)
-        rows = np.asarray(draws(jax.random.split(jax.random.key(1), steps + 1)))
-        state, _ = jax.block_until_ready(update(state, made.agent.sample.gather(data, rows[0]), 0))
-    with measuring():
+    def _step(self, step: int) -> None:
+        self._state, _ = self._update(self._state, self._gather(self._data, self._rows[step]), step)
+        if step % 10 == 0 or step == self._steps:  # as often as a progress bar would look
+            jax.block_until_ready(self._state)
+
+    def run(self) -> float:
+        """Seconds per step."""
         start = time.perf_counter()
-        for step in range(1, steps + 1):
-            state, _ = update(state, made.agent.sample.gather(data, rows[step]), step)
-            if step % 10 == 0 or step == steps:  # as often as a progress bar would look
-                jax.block_until_ready(state)
-        return (time.perf_counter() - start) / steps
+        for step in range(1, self._steps + 1):
+            self._step(step)
+        return (time.perf_counter() - start) / self._steps
 
 
 def copy_bandwidth() -> float:

@@ -63,19 +63,33 @@ class Bench:
         bench.check(self.agents, members, self.steps)
         sizes = {name: getattr(self, name) for name in ("hidden", "batch_size", "observation", "action", "k_max")}
         settings = [bench.Setting(**sizes, compute_dtype=kind) for kind in kinds]
-        rows, loops = [], {}
+        rows = []
         with Console(stderr=True).status("starting") as status:
-            for agent in self.agents if self.gpu or self.host_loop else ():
-                status.update(f"measuring {agent} in a loop on the host")
-                loops[agent] = 1e3 * bench.host_loop(agent, settings[0], self.steps or (500 if self.gpu else 20))
+            loops = self._loops(settings[0], status) if self.gpu or self.host_loop else []
             for new in bench.update(self.agents, members, settings, self.steps, status.update):
                 rows += new
-                # Each time: it takes long, and the largest may not fit into memory.
-                self._write(rows, loops, settings[0])
+                # Each time: it takes long, and something may go wrong.
+                self._write(rows, {}, settings[0])
                 _print(new, settings[0], self.agents)
-        for agent, milliseconds in loops.items():
+            with bench.measuring():
+                times = {loop.agent: 1e3 * loop.run() for loop in loops}
+        self._write(rows, times, settings[0])
+        for agent, milliseconds in times.items():
             print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
         return 0
+
+    def _loops(self, setting: Any, status: Any) -> list[Any]:
+        """Compiled first: who asks for one size and precision has then compiled everything before anything is measured."""
+        import jax
+
+        from uhm import bench
+
+        steps, loops = self.steps or (500 if jax.default_backend() == "gpu" else 20), []
+        with bench.preparing():
+            for agent in self.agents:
+                status.update(f"compiling {agent} for a loop on the host")
+                loops.append(bench.HostLoop(agent, setting, steps))
+        return loops
 
     def _write(self, rows: list[Any], loops: dict[str, float], setting: Any) -> None:
         from uhm import bench
