@@ -21,7 +21,7 @@ from rich.table import Table
 from uhm import nets, population
 from uhm.agents import core, uhm
 from uhm.agents.base import stop
-from uhm.agents.descent import State, descend
+from uhm.agents.descent import State, descend, working
 from uhm.bench import Setting, median_seconds
 from uhm.bench.subject import make
 
@@ -42,13 +42,14 @@ class Inputs(NamedTuple):
 
 
 def backup_of(state: State, hyper: core.Hyper, batch: Any, key: jax.Array) -> core.Backup:
-    context = core.Context(state.targets, state.params.reward, hyper, jnp.float32(LAMBDA), jnp.int32(K_MAX), "mean")
+    params, targets = working(state)
+    context = core.Context(targets, params.reward, hyper, jnp.float32(LAMBDA), jnp.int32(K_MAX), "mean")
     return uhm.backup(context, batch, key)
 
 
 def solve(state: State, batch: Any, noise: jax.Array) -> jax.Array:
     horizon = jnp.full(noise.shape[:-1], 3)
-    return state.targets.model.generate(noise, batch.next_observations, batch.actions, horizon)[0]
+    return working(state)[1].model.generate(noise, batch.next_observations, batch.actions, horizon)[0]
 
 
 def all_losses(params: Any, hyper: core.Hyper, batch: Any, backup: core.Backup, tau: jax.Array) -> jax.Array:
@@ -94,16 +95,16 @@ def parts(members: int, setting: Setting) -> Iterator[tuple[str, Callable, Any, 
 
         def gradient(carry: Any, i: Inputs, loss: Callable = loss) -> Any:
             by = 1e-30 * jax.tree.leaves(carry)[0].ravel()[0]
-            return jax.vmap(jax.grad(loss))(i.state.params, i.hyper, moved(i.batch, by), i.backup, i.tau)
+            return jax.vmap(jax.grad(loss))(working(i.state)[0], i.hyper, moved(i.batch, by), i.backup, i.tau)
 
-        yield name, gradient, pop.state.params, inputs
+        yield name, gradient, working(pop.state)[0], inputs
 
     def adam(state: State, _: Inputs) -> State:
         def one(state: State) -> State:
             # The gradient of this loss is the parameters themselves, which costs nothing to make.
             half_square = lambda p: (0.5 * jnp.stack([(x * x).sum() for x in jax.tree.leaves(p)]).sum(), {})  # noqa: E731
-            params, moments, _ = descend(state, half_square, 3e-4)
-            return State(params, nets.ema(state.targets, params._replace(reward=None), 0.005), moments, state.step + 1)
+            slow = lambda targets, params: nets.ema(targets, params._replace(reward=None), 0.005)  # noqa: E731
+            return descend(state, half_square, 3e-4, slow)[0]
 
         return jax.vmap(one)(state)
 

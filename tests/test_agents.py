@@ -486,7 +486,9 @@ def test_bfloat16_gives_nearly_the_same_losses():
     for name in ("critic_loss", "actor_loss", "reward_loss", "model_loss", "q_mean"):
         assert half[name] == pytest.approx(float(full[name]), rel=0.05, abs=0.02), name
     assert half["critic_loss"] != full["critic_loss"]
-    assert {leaf.dtype for leaf in jax.tree.leaves(half_state)} == {leaf.dtype for leaf in jax.tree.leaves(full_state)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(half_state._replace(rounded=[]))} == {
+        leaf.dtype for leaf in jax.tree.leaves(full_state)
+    }
 
 
 def test_a_window_of_one_step_is_enough_for_mbtd():

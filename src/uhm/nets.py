@@ -5,7 +5,8 @@ populations are `jax.tree.map` and `jax.vmap` over modules. Inputs are `[..., fe
 act from the right, and vmapping a module over members turns its products into batched ones.
 
 `compute_dtype="bfloat16"` rounds the factors of every matrix product, forward and backward, and what one layer hands to
-the next; sums, biases, activations, LayerNorm, a network's output and the gradients of its weights are float32.
+the next; sums, biases, activations, LayerNorm and a network's output are float32. Weights may be given rounded, and
+have rounded gradients then.
 """
 
 import math
@@ -249,6 +250,22 @@ class VectorField(eqx.Module):
     ) -> Float[Array, "*batch X"]:
         """v(x | s, a, n, tau) in one call."""
         return self(x, tau, self.condition(s, a, n))
+
+
+def rounded(tree: Any) -> list[Float[Array, "..."]]:
+    """The weights of every MLP that rounds them, rounded."""
+    return [layer.weight.astype(mlp.compute_dtype) for mlp in _rounding(tree) for layer in mlp.layers]
+
+
+def with_rounded(tree: _Tree, weights: list[Float[Array, "..."]]) -> _Tree:
+    """The tree with its weights replaced by what `rounded` made of them."""
+    places = lambda tree: [layer.weight for mlp in _rounding(tree) for layer in mlp.layers]  # noqa: E731
+    return eqx.tree_at(places, tree, weights) if weights else tree
+
+
+def _rounding(tree: Any) -> list[MLP]:
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, MLP))
+    return [node for node in nodes if isinstance(node, MLP) and node.compute_dtype]
 
 
 def ema(target: _Tree, online: _Tree, rate: float | Float[Array, ""]) -> _Tree:

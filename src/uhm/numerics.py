@@ -22,12 +22,12 @@ def product(
     """x W. What is not handed on to another layer is not rounded."""
     if compute_dtype is None:
         return x @ weight
-    return _rounded_product(x.astype(compute_dtype), weight, compute_dtype if hands_on else weight.dtype.name)
+    return _rounded_product(x.astype(compute_dtype), weight, compute_dtype if hands_on else "float32")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _rounded_product(x: Float[Array, "*batch I"], weight: Float[Array, "I O"], out: str) -> Float[Array, "*batch O"]:
-    """x W with W rounded as x is. By JAX's own rule the products of its gradient would be float32."""
+    """x W with W rounded as x is, or given so. By JAX's own rule the products of its gradient would be float32."""
     return _matmul(x, weight.astype(x.dtype), out)
 
 

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from uhm import flow, horizons, nets
 from uhm.agents import base
 from uhm.agents.base import Agent, Batch, Metrics, Spec, stop
-from uhm.agents.descent import State, descend, start
+from uhm.agents.descent import State, descend, start, working
 from uhm.agents.horizon_model import THRESHOLD, HorizonModel
 from uhm.data.sampling import Sampler
 
@@ -226,7 +226,8 @@ def build(config: PlainConfig, spec: Spec, method: Method) -> Agent:
         lam = horizons.lambda_schedule(state.step / hyper.steps, hyper.lambda_f)
         lam = jnp.where(hyper.schedule, lam, hyper.lambda_f)
         cap = horizons.k_max(lam, hyper.discount, hyper.q)
-        context = Context(state.targets, state.params.reward, hyper, lam, cap, config.q_agg)
+        params, targets = working(state)
+        context = Context(targets, params.reward, hyper, lam, cap, config.q_agg)
         backup = stop(method.backup(context, batch, key_backup))
         tau = jax.random.uniform(key_tau, backup.y.shape)
         acts = state.step % hyper.actor_period == 0
@@ -234,15 +235,17 @@ def build(config: PlainConfig, spec: Spec, method: Method) -> Agent:
         def total(params: Networks) -> tuple[Float[Array, ""], Metrics]:
             return losses(params, hyper, method.first(batch), backup, tau, acts, config.q_agg)
 
-        params, adam, metrics = descend(state, total, hyper.learning_rate)
-        targets = nets.ema(state.targets, params._replace(reward=None), hyper.ema_rate)
+        def slow(targets: Networks, params: Networks) -> Networks:
+            return nets.ema(targets, params._replace(reward=None), hyper.ema_rate)
+
+        state, metrics = descend(state, total, hyper.learning_rate, slow)
         metrics |= {"lambda": lam, "k_max": cap.astype(float)}
         if backup.generated is not None:
             outside = (backup.generated < spec.observation_low) | (backup.generated > spec.observation_high)
             metrics["outside_data"] = outside.mean()
         if backup.ends is not None:
             metrics |= {"imagined_ends": backup.ends, "stored_ends": (method.first(batch).masks < 0.5).mean()}
-        return State(params, targets, adam, state.step + 1), metrics
+        return state, metrics
 
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         return state.params.actor(observations)

@@ -19,7 +19,7 @@ from uhm import flow, nets
 from uhm.agents import base
 from uhm.agents.base import Agent, Metrics, Spec, stop
 from uhm.agents.core import aggregate, critic_loss
-from uhm.agents.descent import State, descend, start
+from uhm.agents.descent import State, descend, start, working
 from uhm.data.sampling import Transitions, transitions
 
 
@@ -82,8 +82,9 @@ def make(config: Config, spec: Spec) -> Agent:
 
     def update(state: State, hyper: Hyper, batch: Transitions, key: PRNGKeyArray) -> tuple[State, Metrics]:
         noise = draw(key, batch.actions)
-        y = stop(target(state.params.actor, state.targets, hyper, batch, noise, config.q_agg))
-        imitated = stop(integrate(state.params.flow, batch.observations, noise.z, config))
+        params, targets = working(state)
+        y = stop(target(params.actor, targets, hyper, batch, noise, config.q_agg))
+        imitated = stop(integrate(params.flow, batch.observations, noise.z, config))
 
         def total(params: Networks) -> tuple[Float[Array, ""], Metrics]:
             critic, q = critic_loss(params.critic, batch, y)
@@ -93,9 +94,7 @@ def make(config: Config, spec: Spec) -> Agent:
             metrics |= {"q_mean": q.mean(), "q_min": q.min(), "q_max": q.max(), "target_mean": y.mean()}
             return critic + cloning + actor, metrics
 
-        params, adam, metrics = descend(state, total, hyper.learning_rate)
-        targets = nets.ema(state.targets, params.critic, hyper.ema_rate)
-        return State(params, targets, adam, state.step + 1), metrics
+        return descend(state, total, hyper.learning_rate, lambda t, p: nets.ema(t, p.critic, hyper.ema_rate))
 
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         z = jax.random.normal(key, (*observations.shape[:-1], spec.action_size))

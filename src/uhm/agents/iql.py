@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from uhm import nets
 from uhm.agents import base
 from uhm.agents.base import Agent, Metrics, Spec, stop
-from uhm.agents.descent import State, descend, start
+from uhm.agents.descent import State, descend, start, working
 from uhm.data.sampling import Transitions, transitions
 
 
@@ -66,9 +66,12 @@ def make(config: Config, spec: Spec) -> Agent:
         return start(params, params.critic)
 
     def update(state: State, hyper: Hyper, batch: Transitions, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        params, adam, metrics = descend(state, lambda p: losses(p, state.targets, hyper, batch), hyper.learning_rate)
-        targets = nets.ema(state.targets, params.critic, hyper.ema_rate)
-        return State(params, targets, adam, state.step + 1), metrics
+        _, targets = working(state)
+
+        def total(params: Networks) -> tuple[Float[Array, ""], Metrics]:
+            return losses(params, targets, hyper, batch)
+
+        return descend(state, total, hyper.learning_rate, lambda t, p: nets.ema(t, p.critic, hyper.ema_rate))
 
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         return jnp.clip(state.params.actor(observations), -1.0, 1.0)

@@ -28,7 +28,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from uhm import flow, nets
 from uhm.agents import base
 from uhm.agents.base import Agent, Metrics, Spec, stop
-from uhm.agents.descent import State, descend, start
+from uhm.agents.descent import State, descend, start, working
 from uhm.agents.dynamics import scaling
 from uhm.agents.fql import clipped, one_step
 from uhm.data.sampling import Chunks, chunks
@@ -123,10 +123,11 @@ def make(config: Config, spec: Spec) -> Agent:
     def update(state: State, hyper: Hyper, batch: Chunks, key: PRNGKeyArray) -> tuple[State, Metrics]:
         key_roll, key_flow, key_tau, key_distil = jax.random.split(key, 4)
         real = steps_of(batch, hyper)._replace(s=scaled(batch.observations), s_next=scaled(batch.next_observations))
-        imagined = imagine(state.params, real.s, config, key_roll)
+        params, targets = working(state)
+        imagined = imagine(params, real.s, config, key_roll)
         big = hyper.discount**config.chunk
-        returns = gae_returns(imagined.r, imagined.m, state.targets(imagined.s)[0], big, hyper.gae_lambda)
-        y = imagined.r[0] + big * imagined.m[0] * state.params.value(imagined.s[1])[0]
+        returns = gae_returns(imagined.r, imagined.m, targets(imagined.s)[0], big, hyper.gae_lambda)
+        y = imagined.r[0] + big * imagined.m[0] * params.value(imagined.s[1])[0]
         noise = jax.random.normal(key_flow, real.c.shape), jax.random.normal(key_distil, real.c.shape)
         tau = jax.random.uniform(key_tau, real.r.shape)
 
@@ -135,11 +136,11 @@ def make(config: Config, spec: Spec) -> Agent:
             parts = learned | values | policy_losses(params, real, noise, tau, config)
             return sum(parts.values(), jnp.zeros(())), parts
 
-        params, adam, metrics = descend(state, total, hyper.learning_rate)
-        targets = nets.ema(state.targets, params.value, hyper.ema_rate)
+        rate = hyper.ema_rate
+        state, metrics = descend(state, total, hyper.learning_rate, lambda t, p: nets.ema(t, p.value, rate))
         metrics |= {"return_mean": returns.mean(), "target_mean": y.mean(), "going_on": imagined.m.mean()}
         metrics["outside_data"] = (jnp.abs(imagined.s[1:]) > 1).mean()
-        return State(params, targets, adam, state.step + 1), metrics
+        return state, metrics
 
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         chunk = choose(state.params, scaled(observations), config.test_samples, key)

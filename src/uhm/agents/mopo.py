@@ -35,7 +35,7 @@ from uhm import nets
 from uhm.agents import base
 from uhm.agents.base import Agent, Metrics, Spec, stop
 from uhm.agents.descent import State as Learner
-from uhm.agents.descent import descend, start
+from uhm.agents.descent import descend, start, working
 from uhm.agents.dynamics import Dynamics, gaussian_log_prob, scaling
 from uhm.data.sampling import Transitions, transitions
 
@@ -118,12 +118,13 @@ class Rows(NamedTuple):
 
 
 class State(NamedTuple):
-    """The learner's four fields, and the imagined world."""
+    """The learner's fields, and the imagined world."""
 
     params: Networks
     targets: nets.Critic
     adam: optax.OptState
     step: Int[Array, ""]
+    rounded: Any
     front: Float[Array, "length rollouts S"]  # where the rollouts are that are under way, the youngest first
     ring: Rows  # the last steps' transitions, length x rollouts of each
 
@@ -168,7 +169,8 @@ def build(config: Config, spec: Spec, penalty: Penalty) -> Agent:
 
     def update(state: State, hyper: Hyper, batch: Transitions, key: PRNGKeyArray) -> tuple[State, Metrics]:
         key_walk, key_draw, key_penalty, key_next, key_actor = jax.random.split(key, 5)
-        params = state.params
+        learner = Learner(*state[:5])
+        params, targets = working(learner)
         rows = Rows(scaled(batch.observations), *batch[1:4], scaled(batch.next_observations))
         real, starts = jax.tree.map(lambda x: x[: config.batch_size], rows), rows.observations[config.batch_size :]
 
@@ -177,21 +179,21 @@ def build(config: Config, spec: Spec, penalty: Penalty) -> Agent:
         ring = write(state.ring, walked, state.step)
         written = jnp.minimum(state.step + 1, config.rollout_age) * walked.rewards.size
         imagined = draw(ring, written, config.batch_size - real_rows, key_draw)
-        fine = penalty(params, state.targets, imagined.observations, imagined.actions, key_penalty)
+        fine = penalty(params, targets, imagined.observations, imagined.actions, key_penalty)
         fined = imagined._replace(rewards=imagined.rewards - hyper.penalty * fine)
         mixed = jax.tree.map(lambda r, f: jnp.concatenate([r[:real_rows], f]), real, fined)
         a_next, _ = params.actor.sample(key_next, mixed.next_observations)
-        value = state.targets(mixed.next_observations, a_next).min(0)
+        value = targets(mixed.next_observations, a_next).min(0)
         y = mixed.rewards + hyper.discount * mixed.masks * value
 
         def total(params: Networks) -> tuple[Float[Array, ""], Metrics]:
             return losses(params, hyper, real, mixed, y, key_actor)
 
-        params, adam, metrics = descend(Learner(*state[:4]), total, hyper.learning_rate)
-        targets = nets.ema(state.targets, params.critic, hyper.ema_rate)
+        rate = hyper.ema_rate
+        learner, metrics = descend(learner, total, hyper.learning_rate, lambda t, p: nets.ema(t, p.critic, rate))
         metrics |= {"target_mean": y.mean(), "penalty_mean": fine.mean(), "imagined_reward": imagined.rewards.mean()}
         metrics["outside_data"] = (jnp.abs(walked.next_observations) > 1).mean()
-        return State(params, targets, adam, state.step + 1, walked.next_observations, ring), metrics
+        return State(*learner, walked.next_observations, ring), metrics
 
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         return jnp.tanh(state.params.actor(scaled(observations))[0])

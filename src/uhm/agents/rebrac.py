@@ -19,7 +19,7 @@ from uhm import nets
 from uhm.agents import base
 from uhm.agents.base import Agent, Metrics, Spec, stop
 from uhm.agents.core import actor_loss, aggregate, critic_loss, smooth
-from uhm.agents.descent import State, descend, start
+from uhm.agents.descent import State, descend, start, working
 from uhm.data.sampling import Transitions, transitions
 
 
@@ -74,7 +74,7 @@ def make(config: Config, spec: Spec) -> Agent:
         return start(params, params)
 
     def update(state: State, hyper: Hyper, batch: Transitions, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        y = stop(target(state.targets, hyper, batch, key, config.q_agg))
+        y = stop(target(working(state)[1], hyper, batch, key, config.q_agg))
         acts = state.step % hyper.actor_period == 0
 
         def total(params: Networks) -> tuple[Float[Array, ""], Metrics]:
@@ -86,9 +86,8 @@ def make(config: Config, spec: Spec) -> Agent:
             # ReBRAC the paper reports.
             return critic + jnp.where(acts, actor, 0.0), metrics
 
-        params, adam, metrics = descend(state, total, hyper.learning_rate)
-        targets = nets.ema(state.targets, params, jnp.where(acts, hyper.ema_rate, 0.0))
-        return State(params, targets, adam, state.step + 1), metrics
+        rate = jnp.where(acts, hyper.ema_rate, 0.0)
+        return descend(state, total, hyper.learning_rate, lambda t, p: nets.ema(t, p, rate))
 
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         return state.params.actor(observations)

@@ -79,7 +79,7 @@ class Bench:
         return 0
 
     def _loops(self, setting: Any, status: Any) -> list[Any]:
-        """Compiled first: who asks for one size and precision has then compiled everything before anything is measured."""
+        """Compiled first: with one size and precision, everything is compiled before anything is measured."""
         import jax
 
         from uhm import bench

@@ -1,0 +1,90 @@
+"""One step of Adam by hand, and weights that are rounded once a step."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from toys import HYPER, agent, random_data
+from uhm import nets
+from uhm.agents import FAMILIES
+from uhm.agents.base import stop
+from uhm.agents.descent import descend, start, working
+from uhm.bench.subject import Setting, make
+from uhm.data.sampling import gather_transitions
+from uhm.nets import MLP
+
+
+def test_a_step_by_hand():
+    """Adam's first step is the learning rate along the sign of the gradient, whatever its size."""
+    state = start({"x": jnp.array([1.0, -2.0])}, {"x": jnp.array([1.0, -2.0])})
+    loss = lambda p: ((jnp.array([3.0, -0.01]) * p["x"]).sum(), {"first": p["x"][0]})  # noqa: E731
+    slow = lambda targets, params: jax.tree.map(lambda t, p: (t + p) / 2, targets, params)  # noqa: E731
+    after, metrics = descend(state, loss, 0.1, slow)
+    np.testing.assert_allclose(after.params["x"], [0.9, -1.9], rtol=1e-5)
+    np.testing.assert_allclose(after.targets["x"], [0.95, -1.95], rtol=1e-5)
+    assert (metrics["first"], after.step, after.rounded) == (1.0, 1, [])
+    # The second, with the opposite gradient: its moments by the formula.
+    after, _ = descend(after, lambda p: (-loss(p)[0], {}), 0.1, slow)
+    mean, square = (0.9 * 0.1 - 0.1) * 3 / (1 - 0.9**2), 0.001 * (0.999 + 1) * 9 / (1 - 0.999**2)
+    np.testing.assert_allclose(after.params["x"][0], 0.9 - 0.1 * mean / square**0.5, rtol=1e-5)
+
+
+def test_losses_see_rounded_weights_and_adam_does_not():
+    mlp = jax.jit(lambda key: MLP(2, 1, key, (4,), compute_dtype="bfloat16"))(jax.random.key(0))
+    plain = jax.jit(lambda key: MLP(2, 1, key, (4,)))(jax.random.key(0))
+    state = start({"net": mlp, "other": plain}, mlp)
+    params, targets = working(state)
+    weights = [layer.weight for layer in mlp.layers]
+    for seen in (params["net"], targets):
+        assert [layer.weight.dtype for layer in seen.layers] == [jnp.bfloat16] * 2
+        assert all(np.array_equal(a.weight, b.astype(jnp.bfloat16)) for a, b in zip(seen.layers, weights, strict=True))
+        assert [layer.bias.dtype for layer in seen.layers] == [jnp.float32] * 2
+    assert [layer.weight.dtype for layer in params["other"].layers] == [
+        jnp.float32
+    ] * 2  # it does not round its products
+
+    x = jnp.array([[1.0, -1.0], [0.5, 2.0]])
+    loss = lambda p: (jnp.square(p["net"](x) + p["other"](x)).sum(), {})  # noqa: E731
+    after, _ = descend(state, loss, 1e-4, lambda targets, params: nets.ema(targets, params["net"], 0.5))
+    assert {leaf.dtype for leaf in jax.tree.leaves(after[:3])} == {np.dtype(np.float32), np.dtype(np.int32)}
+    # So small a step is lost in bfloat16, but not here.
+    moved = np.abs(after.params["net"].layers[0].weight - weights[0])
+    np.testing.assert_allclose(moved[moved > 0], 1e-4, rtol=0.01)
+    assert (moved > 0).any()
+    for kept, weight in zip(after.rounded, nets.rounded((after.params, after.targets)), strict=True):
+        np.testing.assert_array_equal(kept, weight)
+
+
+def test_an_agent_learns_as_if_every_product_rounded_its_weights():
+    """The first losses are equal to the last bit; only gradients of weights are rounded more."""
+    mine = agent("uhm", compute_dtype="bfloat16")
+    data: Any = random_data().to_device()
+    state = jax.jit(mine.init)(jax.random.key(0), HYPER)
+    batch, key = gather_transitions(data, data.starts), jax.random.key(1)
+    after, metrics = jax.jit(mine.update)(state, HYPER, batch, key)
+    unrounded = state._replace(rounded=[jnp.float32(w) for w in _weights(state)])
+    _, wanted = jax.jit(mine.update)(unrounded, HYPER, batch, key)
+    assert {name: float(value) for name, value in metrics.items()} == {n: float(v) for n, v in wanted.items()}
+    assert stop(after.rounded)[0].dtype == jnp.bfloat16
+
+
+def _weights(state: Any) -> list[jax.Array]:
+    nodes = jax.tree.leaves((state.params, state.targets), is_leaf=lambda node: isinstance(node, MLP))
+    return [layer.weight for node in nodes if isinstance(node, MLP) for layer in node.layers]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_agent_rounds_a_weight_again(name: str):
+    """Whatever reads a weight that was rounded before says NaN here."""
+    made = make(name, Setting((8,), batch_size=4, observation=3, action=2, k_max=2, compute_dtype="bfloat16"))
+    state = jax.jit(made.agent.init)(jax.random.key(0), made.hyper)
+    assert len(state.rounded) == len(_weights(state))
+    nothing = nets.with_rounded((state.params, state.targets), [jnp.full_like(w, jnp.nan) for w in _weights(state)])
+    poisoned = state._replace(params=nothing[0], targets=nothing[1])
+    batch = made.agent.sample(made.data.to_device().with_task(0), jax.random.key(1))
+    after, metrics = jax.jit(made.agent.update)(poisoned, made.hyper, batch, jax.random.key(2))
+    assert all(np.isfinite(value) for value in metrics.values()), metrics
+    assert all(np.isnan(np.float32(weight)).all() for weight in after.rounded)
