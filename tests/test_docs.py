@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from programs import program
-from uhm.agents import family
+from uhm.agents import FAMILIES, family
 from uhm.errors import UhmError
 from uhm.report.collect import collect
 from uhm.runs.files import read_json
@@ -56,3 +56,13 @@ def test_the_results_page_says_what_the_runs_say():
     assert (DOCS / "results.md").read_text() == results.page(collect([results.RUNS])), "run docs/results.py"
     for picture in re.findall(r"\]\((images/.*?)\)", (DOCS / "results.md").read_text()):
         assert (DOCS / picture).exists()
+
+
+def test_the_table_of_updates_is_what_was_measured():
+    rows = read_json(DOCS.parent / "results" / "performance" / "updates.json")["rows"]
+    measured = {(r["agent"], r["compute_dtype"], r["members"]): r["milliseconds"] for r in rows if r["k_max"] == 8}
+    columns = [(kind, members) for kind in ("float32", "bfloat16") for members in (1, 5, 25)]
+    text = (DOCS / "performance.md").read_text()
+    for agent in FAMILIES:
+        cells = [f"{measured[agent, *column]:.2f}" for column in columns]
+        assert f"| `{agent}` | {' | '.join(cells)} |" in text, agent
