@@ -60,20 +60,33 @@ def jobs(axes: list[str], base: bench.Setting, largest: int) -> list[tuple[str, 
 
 
 def measure(args: argparse.Namespace) -> list[Point]:
-    """All programs are compiled first, so that this can be done while something else keeps the device busy."""
+    """All programs are compiled first, so that this can be done while something else keeps the device busy.
+
+    What was measured is printed and written each time, and what does not fit into memory is left out.
+    """
     base = bench.Setting(hidden=tuple(args.hidden), compute_dtype=args.compute_dtype)
     todo = jobs(args.axes, base, args.largest)
     with bench.preparing():
         # The base is a point of every axis and measured once.
         programs = dict.fromkeys((agent, members, setting) for _, agent, _, members, setting in todo)
-        subjects = {program: bench.Subject(*program, args.chunk) for program in programs}
+        made = {program: bench.fitting(*program, args.chunk) for program in programs}
+    points: list[Point] = []
+    times: dict[Any, float] = {}
     with bench.measuring():
-        times = {of: statistics.median(subject.run() for _ in range(TURNS)) for of, subject in subjects.items()}
-    return [
-        Point(axis, agent, value, members, 1e3 * times[program], subjects[program].memory_bytes / 1e9)
-        for axis, agent, value, members, setting in todo
-        for program in [(agent, members, setting)]
-    ]
+        for axis, agent, value, members, setting in todo:
+            program = agent, members, setting
+            subject = made[program]
+            if subject is None:
+                print(f"{axis:12} {value:5} {agent:5} not enough free memory", flush=True)
+                continue
+            if program not in times:
+                times[program] = 1e3 * statistics.median(subject.run() for _ in range(TURNS))
+            points.append(Point(axis, agent, value, members, times[program], subject.memory_bytes / 1e9))
+            print(f"{axis:12} {value:5} {agent:5} {times[program]:8.3f} ms a step", flush=True)
+            if args.json:
+                record = {"session": session(), "points": [point._asdict() for point in points]}
+                args.json.write_text(json.dumps(record, indent=1) + "\n")
+    return points
 
 
 def full_at(points: list[Point]) -> int:
@@ -134,12 +147,7 @@ def main() -> None:
     if args.draw:
         draw(json.loads(args.draw[0].read_text()), args.draw[1])
         return
-    points = measure(args)
-    for point in points:
-        print(f"{point.axis:12} {point.value:5} {point.agent:5} {point.milliseconds:8.3f} ms a step")
-    if args.json:
-        record = {"session": session(), "points": [point._asdict() for point in points]}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    measure(args)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,10 @@ import tempfile
 import time
 from pathlib import Path
 
-DEFAULT = ("uhm", "rooms", "--seeds", "1", "--steps", "1000", "--eval-interval", "500", "--eval-episodes", "2")
-OFTEN = ("--checkpoint-interval", "100")
+DEFAULT = [
+    *("uhm", "rooms", "--seeds", "1", "--steps", "1000", "--checkpoint-interval", "100"),
+    *("--eval-interval", "500", "--eval-episodes", "2"),
+]
 
 
 def train(*arguments: str) -> subprocess.Popen[bytes]:
@@ -44,10 +46,9 @@ def kill(process: subprocess.Popen[bytes], run: Path, longest: float) -> int:
             sys.exit("the run ended before its first checkpoint: set --checkpoint-interval lower.")
         time.sleep(0.05)
     time.sleep(random.uniform(0, longest))
-    if process.poll() is not None:
+    process.kill()
+    if process.wait() != -signal.SIGKILL:
         sys.exit("the run ended before it was killed: give it more --steps.")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
     return checkpoints()[-1]
 
 
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="directory for the two runs")
     parser.add_argument("--within", type=float, default=3.0, help="kill so many seconds after the checkpoint at most")
     args, given = parser.parse_known_args()
-    arguments = given or [*DEFAULT, *OFTEN]
+    arguments = given or DEFAULT
     with tempfile.TemporaryDirectory() as folder:
         one, other = ((args.keep or Path(folder)) / name for name in ("undisturbed", "killed"))
         finished(train(*arguments, "--run", str(one)))

@@ -3,9 +3,10 @@
 import fcntl
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -20,6 +21,12 @@ from uhm.errors import UhmError
 from uhm.nets import MLP
 
 TINY = bench.Setting(hidden=(8,), batch_size=4, observation=3, action=2, k_max=2)
+
+
+@pytest.fixture(autouse=True)
+def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A benchmark that runs on this machine neither waits for tests nor keeps them waiting."""
+    monkeypatch.setattr(turns, "path", lambda: tmp_path / "lock")
 
 
 def flops(function: Callable, *arguments: object) -> int:
@@ -75,14 +82,13 @@ def test_rows_and_ratios() -> None:
     subject = bench.Subject("rebrac-dagger", 2, TINY, 1)
     assert subject.state_bytes == pytest.approx(2 * 4 * 4 * (critic + actor), abs=2 * 16)  # and the step counters
     assert rows[2].gigabytes * 1e9 > subject.state_bytes
-    found = bench.ratios(rows)
+    assert bench.ratios(rows[1:], "rebrac-dagger").keys() == {2}  # no ratio to what was not measured
+    found = bench.ratios(rows, "rebrac-dagger")
     assert found[1]["rebrac-dagger"] == 1
     assert found[2]["dtd"] == rows[3].milliseconds / rows[2].milliseconds
 
 
-def test_who_measures_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
+def test_who_measures_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def free(kind: int) -> bool:
         with turns.path().open("a") as file:
             try:
@@ -126,7 +132,7 @@ def test_what_does_not_fit_into_memory_is_left_out(
     assert [row.agent for rows in bench.update(agents, (1,), [TINY], steps=5) for row in rows] == ["rebrac-dagger"]
     flags = ["--hidden", "8", "--observation", "3", "--action", "2", "--steps", "5", "--members", "1"]
     assert cli.run(["bench", "update", "--agents", "dtd", *flags]) == 0
-    assert capsys.readouterr().out == "dtd: not enough memory\n"
+    assert capsys.readouterr().out == "dtd: not enough free memory\n"
     problem = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         list(bench.update(agents, (1,), [TINY], steps=5))
@@ -169,6 +175,34 @@ def test_the_verb_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert written["setting"]["hidden"] == [8]
     assert written["rows"][0]["agent"] == "rebrac-dagger"
     assert written["host_loop"]["rebrac-dagger"] > 0
+
+
+def test_growth_measures_each_program_once_and_leaves_out_what_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    growth, made = program("benchmarks/growth.py"), []
+
+    def fitting(agent: str, members: int, setting: bench.Setting, chunk: int | None) -> Any:
+        made.append((agent, members, setting.batch_size))
+        run = iter([5.0 * members, 1.0 * members, 3.0 * members])
+        return None if members == 9 else SimpleNamespace(run=lambda: next(run), memory_bytes=2e9)
+
+    monkeypatch.setattr(bench, "fitting", fitting)
+    monkeypatch.setattr(growth, "AXES", {"members": (("uhm",), (1, 5, 9, 11)), "batch_size": (("uhm",), (256, 512))})
+    monkeypatch.setattr("sys.argv", ["growth.py", "--axes", "members", "batch_size", "--largest", "10"])
+    monkeypatch.setattr("sys.argv", [*sys.argv, "--json", str(tmp_path / "growth.json")])
+    growth.main()
+    assert made == [("uhm", 1, 256), ("uhm", 5, 256), ("uhm", 9, 256), ("uhm", 5, 512)]
+    points = json.loads((tmp_path / "growth.json").read_text())["points"]
+    assert [(p["axis"], p["value"], p["milliseconds"]) for p in points] == [
+        ("members", 1, 3000.0),
+        ("members", 5, 15000.0),
+        ("batch_size", 256, 15000.0),
+        ("batch_size", 512, 15000.0),
+    ]
+    assert "9 uhm   not enough free memory" in capsys.readouterr().out
+    growth.draw(json.loads((tmp_path / "growth.json").read_text()), tmp_path / "growth.svg")
+    assert "full at 1" in (tmp_path / "growth.svg").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import pytest
 from toys import HYPER, agent, random_data
 from uhm import nets
 from uhm.agents import FAMILIES
-from uhm.agents.base import stop
 from uhm.agents.descent import descend, start, working
 from uhm.bench.subject import Setting, make
 from uhm.data.sampling import gather_transitions
@@ -42,14 +41,18 @@ def test_losses_see_rounded_weights_and_adam_does_not():
         assert [layer.weight.dtype for layer in seen.layers] == [jnp.bfloat16] * 2
         assert all(np.array_equal(a.weight, b.astype(jnp.bfloat16)) for a, b in zip(seen.layers, weights, strict=True))
         assert [layer.bias.dtype for layer in seen.layers] == [jnp.float32] * 2
-    assert [layer.weight.dtype for layer in params["other"].layers] == [
-        jnp.float32
-    ] * 2  # it does not round its products
+    assert {layer.weight.dtype for layer in params["other"].layers} == {np.dtype(np.float32)}  # it rounds nothing
 
     x = jnp.array([[1.0, -1.0], [0.5, 2.0]])
     loss = lambda p: (jnp.square(p["net"](x) + p["other"](x)).sum(), {})  # noqa: E731
     after, _ = descend(state, loss, 1e-4, lambda targets, params: nets.ema(targets, params["net"], 0.5))
     assert {leaf.dtype for leaf in jax.tree.leaves(after[:3])} == {np.dtype(np.float32), np.dtype(np.int32)}
+    # The gradient of a weight was rounded before Adam, and nothing else.
+    adam: Any = after.adam
+    of_weight = np.asarray(adam.mu["net"].layers[0].weight) / np.float32(0.1)
+    np.testing.assert_allclose(of_weight, of_weight.astype(jnp.bfloat16).astype(np.float32), rtol=1e-6)
+    of_bias = np.asarray(adam.mu["net"].layers[0].bias) / np.float32(0.1)
+    assert np.abs(of_bias - of_bias.astype(jnp.bfloat16).astype(np.float32)).max() > 1e-5 * np.abs(of_bias).max()
     # So small a step is lost in bfloat16, but not here.
     moved = np.abs(after.params["net"].layers[0].weight - weights[0])
     np.testing.assert_allclose(moved[moved > 0], 1e-4, rtol=0.01)
@@ -65,10 +68,14 @@ def test_an_agent_learns_as_if_every_product_rounded_its_weights():
     state = jax.jit(mine.init)(jax.random.key(0), HYPER)
     batch, key = gather_transitions(data, data.starts), jax.random.key(1)
     after, metrics = jax.jit(mine.update)(state, HYPER, batch, key)
-    unrounded = state._replace(rounded=[jnp.float32(w) for w in _weights(state)])
-    _, wanted = jax.jit(mine.update)(unrounded, HYPER, batch, key)
-    assert {name: float(value) for name, value in metrics.items()} == {n: float(v) for n, v in wanted.items()}
-    assert stop(after.rounded)[0].dtype == jnp.bfloat16
+    unrounded = state._replace(rounded=_weights(state))
+    wanted, in_products = jax.jit(mine.update)(unrounded, HYPER, batch, key)
+    assert {name: float(value) for name, value in metrics.items()} == {n: float(v) for n, v in in_products.items()}
+    # A tenth of the gradient, after one step.
+    pairs = list(zip(jax.tree.leaves(after.adam.mu), jax.tree.leaves(wanted.adam.mu), strict=True))
+    assert any(not np.array_equal(a, b) for a, b in pairs)
+    for a, b in pairs:
+        np.testing.assert_allclose(a, b, rtol=2**-8, atol=1e-6)
 
 
 def _weights(state: Any) -> list[jax.Array]:

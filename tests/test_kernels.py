@@ -43,7 +43,7 @@ def test_the_definition_by_numpy():
 
 
 @pytest.mark.parametrize("rows_of_bias", [False, True])
-@pytest.mark.parametrize(("forward_rows", "backward_rows"), [(4, 8), (8, 24), (1, 2)])
+@pytest.mark.parametrize(("forward_rows", "backward_rows"), [(2, 8), (8, 24), (1, 3), (12, 1)])
 def test_kernels_are_their_definition(rows_of_bias: bool, forward_rows: int, backward_rows: int):
     """For one tile and for several, in three dimensions too."""
     given = arguments(jnp.float32, rows_of_bias, 2, 12)
@@ -62,6 +62,30 @@ def test_in_bfloat16_they_round_once(rows_of_bias: bool):
         np.testing.assert_allclose(mine, wanted, rtol=2**-8, atol=1e-4 * np.abs(wanted).max())
     value, pull = jax.vjp(interpreted(4, 8), *given[:4])
     assert [x.dtype for x in (value, *pull(given[4]))] == [jnp.bfloat16, *(x.dtype for x in given[:4])]
+
+
+def test_a_fast_tanh_costs_less_than_rounding(monkeypatch: pytest.MonkeyPatch):
+    """The GPU's has an error of up to 2^-11, here of that size everywhere: no result moves by a unit of the last place
+    that a number near the largest has."""
+    given = arguments(jnp.bfloat16, False, 16)
+    exact = value_and_slopes(plain, *(x.astype(jnp.float32) for x in given))
+    monkeypatch.setattr(kernels, "_exact_tanh", lambda x: jnp.tanh(x) * (1 + 2**-11 * jnp.sign(jnp.sin(1e3 * x))))
+    got = value_and_slopes(interpreted(4, 8), *given)
+    for mine, wanted in zip(got, exact, strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=2**-8, atol=2**-9 * np.abs(wanted).max())
+    assert not np.array_equal(got[2], exact[2])
+
+
+@pytest.mark.parametrize("rows_of_bias", [False, True])
+def test_they_become_programs_for_a_gpu(rows_of_bias: bool):
+    """As far as this goes without one: Pallas makes Triton of the launches that are in use, both ways."""
+    z, bias, scale, shift, slope = arguments(jnp.bfloat16, rows_of_bias, 5, 16)
+    each = jax.vmap(lambda z, bias: fused(z, bias, scale, shift), (0, 0 if rows_of_bias else None))
+    both = jax.jit(lambda z, bias, slope: jax.vjp(each, z, bias)[1](slope))
+    text = both.trace(z, bias, slope).lower(lowering_platforms=("cuda",)).as_text()
+    assert "normed_backward" in text
+    forward = jax.jit(each).trace(z, bias).lower(lowering_platforms=("cuda",)).as_text()
+    assert "normed_forward" in forward
 
 
 def test_agents_and_ensembles_side_by_side():

@@ -45,7 +45,7 @@ class Config:
     batch_size: int = 256
     """Transitions per gradient step."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products; parameters and sums are float32 always."""
+    """Precision of matrix products, and of the gradients of weights; parameters and sums are float32 always."""
 
     @property
     def dtype(self) -> str | None:

@@ -169,7 +169,7 @@ def build(config: Config, spec: Spec, penalty: Penalty) -> Agent:
 
     def update(state: State, hyper: Hyper, batch: Transitions, key: PRNGKeyArray) -> tuple[State, Metrics]:
         key_walk, key_draw, key_penalty, key_next, key_actor = jax.random.split(key, 5)
-        learner = Learner(*state[:5])
+        learner = Learner(state.params, state.targets, state.adam, state.step, state.rounded)
         params, targets = working(learner)
         rows = Rows(scaled(batch.observations), *batch[1:4], scaled(batch.next_observations))
         real, starts = jax.tree.map(lambda x: x[: config.batch_size], rows), rows.observations[config.batch_size :]

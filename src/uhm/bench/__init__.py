@@ -2,7 +2,7 @@
 
 The data are random and in memory, and what runs is the trainer's own compiled chunk. All programs of one population
 size take turns, one short chunk each, and every number is a median over turns: the machine's drift meets all alike.
-Several benchmarks on one machine wait for each other (`uhm.bench.turns`).
+Several such benchmarks on one machine wait for each other (`uhm.bench.turns`).
 
 Two ceilings are measured in the same run: the update's matrix products alone, shape by shape, and copying its state,
 which every update reads and writes once. Their sum over the measured time is the fraction of the ceiling.
@@ -18,7 +18,7 @@ import jax
 
 from uhm.agents import FAMILIES, family
 from uhm.bench.products import Product, products_of, timed_product
-from uhm.bench.subject import HostLoop, Setting, Subject, copy_bandwidth, median_seconds, random_data
+from uhm.bench.subject import HostLoop, Setting, Subject, copy_bandwidth, median_seconds, on_gpu, random_data
 from uhm.bench.turns import measuring, preparing
 from uhm.errors import UhmError
 from uhm.runs.environment import session
@@ -31,9 +31,11 @@ __all__ = [
     "Setting",
     "Subject",
     "check",
+    "fitting",
     "markdown",
     "measuring",
     "median_seconds",
+    "on_gpu",
     "preparing",
     "products_of",
     "random_data",
@@ -79,31 +81,17 @@ def update(
     check(agents, members, steps)
     names, chunk = [family(agent).name for agent in agents], None if steps is None else steps // TURNS
     for setting, size in itertools.product(settings, members):
-        with preparing():
-            subjects = list(_that_fit(names, size, setting, chunk, report))
-            kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.products))
-            report(f"compiling {len(kinds)} matrix products")
-            products = {kind: timed_product(kind) for kind in kinds}
-        report("waiting for other benchmarks on this machine")
-        with measuring():
-            rows = _one_group(subjects, products, report)
-        yield rows
+        yield _one_group(names, size, setting, chunk, report)
 
 
-def _that_fit(
-    names: Sequence[str], size: int, setting: Setting, chunk: int | None, report: Callable[[str], None]
-) -> Iterator[Subject]:
-    for name in names:
-        report(f"compiling {name}, {_size(size, setting)}")
-        try:
-            yield Subject(name, size, setting, chunk)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-
-
-def _size(members: int, setting: Setting) -> str:
-    return f"{members} member{'s' if members > 1 else ''}, {setting.compute_dtype}"
+def fitting(agent: str, members: int, setting: Setting, chunk: int | None = None) -> Subject | None:
+    """The population, compiled; None if it does not fit into the memory that is free."""
+    try:
+        return Subject(agent, members, setting, chunk)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return None
 
 
 def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> None:
@@ -120,18 +108,28 @@ def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> N
 
 
 def _one_group(
-    subjects: Sequence[Subject], products: Mapping[Product, Callable[[], float]], report: Callable[[str], None]
+    names: Sequence[str], size: int, setting: Setting, chunk: int | None, report: Callable[[str], None]
 ) -> list[Row]:
     """The rows of programs that take turns."""
-    bandwidth = copy_bandwidth()
-    runs = [*(subject.run for subject in subjects), *products.values()]
+    subjects = []
+    with preparing():
+        for name in names:
+            report(f"compiling {name}, {size} member{'s' if size > 1 else ''}, {setting.compute_dtype}")
+            subjects.append(fitting(name, size, setting, chunk))
+        subjects = [subject for subject in subjects if subject is not None]
+        kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.products))
+        report(f"compiling {len(kinds)} matrix products")
+        runs = [*(subject.run for subject in subjects), *(timed_product(kind) for kind in kinds)]
     times: list[list[float]] = [[] for _ in runs]
-    for turn in range(TURNS):
-        report(f"measuring, turn {turn + 1} of {TURNS}")
-        for sink, run in zip(times, runs, strict=True):
-            sink.append(run())
+    report("waiting for other benchmarks on this machine")
+    with measuring():
+        bandwidth = copy_bandwidth()
+        for turn in range(TURNS):
+            report(f"measuring, turn {turn + 1} of {TURNS}")
+            for sink, run in zip(times, runs, strict=True):
+                sink.append(run())
     medians = [statistics.median(series) for series in times]
-    seconds_of = dict(zip(products, medians[len(subjects) :], strict=True))
+    seconds_of = dict(zip(kinds, medians[len(subjects) :], strict=True))
     return [_row(subject, seconds, seconds_of, bandwidth) for subject, seconds in zip(subjects, medians, strict=False)]
 
 
@@ -156,13 +154,13 @@ def _row(subject: Subject, seconds: float, seconds_of: Mapping[Product, float], 
     )
 
 
-def ratios(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
-    """For each size of population, every agent's time over the first one's."""
-    first: dict[int, float] = {}
+def ratios(rows: Sequence[Row], to: str) -> dict[int, dict[str, float]]:
+    """For each size of population in which the agent `to` was measured, every agent's time over its time."""
+    base = {row.members: row.milliseconds for row in rows if row.agent == to}
     found: dict[int, dict[str, float]] = {}
     for row in rows:
-        base = first.setdefault(row.members, row.milliseconds)
-        found.setdefault(row.members, {})[row.agent] = row.milliseconds / base
+        if row.members in base:
+            found.setdefault(row.members, {})[row.agent] = row.milliseconds / base[row.members]
     return found
 
 
@@ -170,15 +168,10 @@ def to_json(
     rows: Sequence[Row], setting: Setting, steps: int | None, loops: dict[str, float] | None = None
 ) -> dict[str, Any]:
     """Everything, with the versions and the hardware it was measured on; `loops` are the host loops' milliseconds."""
-    kinds = dict.fromkeys(row.compute_dtype for row in rows)
     return {
         "session": session(),
         "setting": {**dataclasses.asdict(setting), "steps": steps, "turns": TURNS},
         "rows": [row._asdict() for row in rows],
-        "ratios": {
-            kind: {str(n): values for n, values in ratios([r for r in rows if r.compute_dtype == kind]).items()}
-            for kind in kinds
-        },
         "host_loop": loops or {},
     }
 

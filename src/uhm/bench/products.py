@@ -3,6 +3,7 @@
 So they count what an agent says and not what anybody believes it says.
 """
 
+import functools
 import itertools
 import time
 from collections import Counter
@@ -16,9 +17,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from uhm.errors import UhmError
 
-_SIDE_BY_SIDE = 8  # operands of one timed product, so that caches are as cold as in training
+_SIDE_BY_SIDE = 8  # operands of one timed product, so that a processor's caches are as cold as in training
 _COLD = 64 << 20  # bytes after which a cache is cold anyway
-_CALLS = 10  # on a GPU, where starting a program takes longer than a product: the next starts while one runs
+# Starting a program takes longer than a product on a GPU: each is of all pairs, and the next is started while one runs.
+_CALLS = 10
 
 
 class Product(NamedTuple):
@@ -67,33 +69,39 @@ def _jaxprs(value: Any) -> list[Any]:
     return [j for one in value for j in _jaxprs(one)] if isinstance(value, tuple | list) else []
 
 
+def on_gpu() -> bool:
+    return jax.default_backend() == "gpu"
+
+
 def timed_product(kind: Product) -> Callable[[], float]:
     """A function that does the product on several operands and returns the seconds that one took."""
-    on_gpu = jax.default_backend() == "gpu"
+    gpu = on_gpu()
     larger = max(int(np.prod(shape)) * np.dtype(kind.dtype).itemsize for shape in (kind.left, kind.right))
     side_by_side = max(1, min(_SIDE_BY_SIDE, _COLD // larger))
+    # XLA for GPUs would make one large product of all that share a factor.
+    unmerged = {"xla_gpu_dot_merger_threshold_mb": 0}
 
     @jax.jit
     def operands() -> list[list[jax.Array]]:
         fill = lambda shape, i: jnp.full(shape, 0.5 + i / 16, kind.dtype)  # noqa: E731
         return [[fill(shape, i) for i in range(side_by_side)] for shape in (kind.left, kind.right)]
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=unmerged)
     def products(lefts: list[jax.Array], rights: list[jax.Array]) -> list[jax.Array]:
         dot = lambda a, b: jax.lax.dot_general(  # noqa: E731
             a, b, kind.dimensions, preferred_element_type=jnp.dtype(kind.out_dtype)
         )
-        pairs = itertools.product(lefts, rights) if on_gpu else zip(lefts, rights, strict=True)
+        pairs = itertools.product(lefts, rights) if gpu else zip(lefts, rights, strict=True)
         return [dot(a, b) for a, b in pairs]
 
     def run() -> float:
         # Made anew each time: those of all products together would not fit into memory.
         lefts, rights = jax.block_until_ready(operands())
         start, done = time.perf_counter(), []
-        for _ in range(_CALLS if on_gpu else 1):
+        for _ in range(_CALLS if gpu else 1):
             done = products(lefts, rights)
         jax.block_until_ready(done)
-        return (time.perf_counter() - start) / (_CALLS * side_by_side**2 if on_gpu else side_by_side)
+        return (time.perf_counter() - start) / (_CALLS * side_by_side**2 if gpu else side_by_side)
 
     run()
     return run

@@ -12,7 +12,7 @@ import numpy as np
 
 from uhm import population
 from uhm.agents import family, spec_of
-from uhm.bench.products import products_of
+from uhm.bench.products import on_gpu, products_of
 from uhm.data.dataset import Dataset, make_dataset
 from uhm.errors import UhmError
 
@@ -131,10 +131,6 @@ def median_seconds(run: Callable[[], Any], times: int = 5) -> float:
         jax.block_until_ready(run())
         series.append(time.perf_counter() - start)
     return statistics.median(series[1:])
-
-
-def on_gpu() -> bool:
-    return jax.default_backend() == "gpu"
 
 
 def random_data(setting: Setting) -> Dataset:

@@ -1,4 +1,4 @@
-"""Benchmarks on one machine take turns: many may compile at once, but who measures is alone.
+"""`uhm bench update` and benchmarks/growth.py take turns on a machine: many may compile at once, who measures is alone.
 
 So the programs of a long table can be compiled by several processes side by side; each then waits for the others
 before it looks at the clock. Anything else can keep them waiting too: `flock --shared` on the file that `path` names.

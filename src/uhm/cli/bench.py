@@ -48,12 +48,11 @@ class Bench:
     """Also write the table to this file."""
 
     def __call__(self) -> int:
-        import jax
         from rich.console import Console
 
         from uhm import bench
 
-        if self.gpu and jax.default_backend() != "gpu":
+        if self.gpu and not bench.on_gpu():
             raise UhmError("there is no GPU that JAX can use here: leave out --gpu, or see `uhm doctor`.")
         for path in (self.to, self.markdown):
             if path is not None and not path.parent.is_dir():
@@ -71,20 +70,20 @@ class Bench:
                 # Each time: it takes long, and something may go wrong.
                 self._write(rows, {}, settings[0])
                 _print(new, settings[0], self.agents)
-            with bench.measuring():
-                times = {loop.agent: 1e3 * loop.run() for loop in loops}
-        self._write(rows, times, settings[0])
-        for agent, milliseconds in times.items():
-            print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
+            if loops:
+                status.update("measuring loops on the host")
+                with bench.measuring():
+                    times = {loop.agent: 1e3 * loop.run() for loop in loops}
+                self._write(rows, times, settings[0])
+                for agent, milliseconds in times.items():
+                    print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
         return 0
 
     def _loops(self, setting: Any, status: Any) -> list[Any]:
         """Compiled first: with one size and precision, everything is compiled before anything is measured."""
-        import jax
-
         from uhm import bench
 
-        steps, loops = self.steps or (500 if jax.default_backend() == "gpu" else 20), []
+        steps, loops = self.steps or (500 if bench.on_gpu() else 20), []
         with bench.preparing():
             for agent in self.agents:
                 status.update(f"compiling {agent} for a loop on the host")
@@ -110,8 +109,8 @@ def _print(rows: list[Any], setting: Any, agents: tuple[str, ...]) -> None:
     if rows:
         Console().print(_table(rows, setting))
     if missing := [agent for agent in agents if family(agent).name not in {row.agent for row in rows}]:
-        print(f"{', '.join(missing)}: not enough memory")
-    for size, values in bench.ratios(rows).items():
+        print(f"{', '.join(missing)}: not enough free memory")
+    for size, values in bench.ratios(rows, family(agents[0]).name).items():
         numbers = " : ".join(f"{value:.2f}" for value in values.values())
         print(f"{size} member{'s' if size > 1 else ''}: {' : '.join(values)} = {numbers}", flush=True)
 
