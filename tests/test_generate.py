@@ -77,9 +77,11 @@ def make_toys(data_dir: Path, episodes: int = 3, seed: int = 0) -> list[Path]:
 def in_process(data_dir: Path, call: str, worker: tuple[str, str], before: str = "") -> subprocess.Popen[str]:
     """A process of its own that runs `make` with toy workers, to be killed."""
     script = f"""
+import signal
 from pathlib import Path
 from uhm import tasks
 from uhm.data import generate
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that a shell runs in the background inherit none
 {before}
 generate._WORKER = {worker!r}
 generate.make(tasks.environment("pointmaze-medium-navigate"), Path({str(data_dir)!r}), rows=11, {call})
