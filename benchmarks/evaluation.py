@@ -28,8 +28,8 @@ and, not in the paper,
 
 Where a step is as short as in pointmaze, two cores do not reach 80 %: workers and policy together may take 25
 microseconds more than the environment there, and a 4 x 512 actor is 1.6 million operations a row, which alone takes 18
-on a core that does nothing else. XLA's two threads,
-which want the same cores as the workers, make that 28 to 44; no option of a single program keeps it to one thread.
+on a core that does nothing else. XLA's two threads, which want the same cores as the workers, make that 28 to 44; no
+option of a single program keeps it to one thread.
 """
 
 import argparse

@@ -65,9 +65,7 @@ def test_contracted_and_batched_axes_count_once() -> None:
 
 
 def test_rows_and_ratios() -> None:
-    sizes = list(bench.update(("rebrac-dagger", "dtd"), (1, 2), [TINY], steps=5))
-    assert [len(rows) for rows in sizes] == [2, 2]
-    rows = [row for size in sizes for row in size]
+    (rows,) = bench.update(("rebrac-dagger", "dtd"), (1, 2), [TINY], steps=5)
     assert [(row.agent, row.members) for row in rows] == [(a, m) for m in (1, 2) for a in ("rebrac-dagger", "dtd")]
     # Twice the members are twice the work; two bootstrap states instead of one are more of it.
     assert rows[2].gigaflops == 2 * rows[0].gigaflops
@@ -132,7 +130,7 @@ def test_what_does_not_fit_into_memory_is_left_out(
     assert [row.agent for rows in bench.update(agents, (1,), [TINY], steps=5) for row in rows] == ["rebrac-dagger"]
     flags = ["--hidden", "8", "--observation", "3", "--action", "2", "--steps", "5", "--members", "1"]
     assert cli.run(["bench", "update", "--agents", "dtd", *flags]) == 0
-    assert capsys.readouterr().out == "dtd: not enough free memory\n"
+    assert capsys.readouterr().out == "1 member: not enough free memory for dtd\n"
     problem = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         list(bench.update(agents, (1,), [TINY], steps=5))

@@ -1,8 +1,9 @@
 """What one update costs: each agent beside the others, and beside what no update can do without.
 
-The data are random and in memory, and what runs is the trainer's own compiled chunk. All programs of one population
-size take turns, one short chunk each, and every number is a median over turns: the machine's drift meets all alike.
-Several such benchmarks on one machine wait for each other (`uhm.bench.turns`).
+The data are random and in memory, and what runs is the trainer's own compiled chunk. All programs of one precision,
+of all sizes of the population, take turns, one short chunk each, and every number is a median over turns: the machine's
+drift, which can be a fifth within minutes, meets all alike. Several such benchmarks on one machine wait for each other
+(`uhm.bench.turns`).
 
 Two ceilings are measured in the same run: the update's matrix products alone, shape by shape, and copying its state,
 which every update reads and writes once. Their sum over the measured time is the fraction of the ceiling.
@@ -74,14 +75,14 @@ def update(
     steps: int | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[list[Row]]:
-    """Measure all `agents` in every setting and size of population, a list of rows each; `steps` of each are timed.
+    """Measure all `agents` in every size of population, a list of rows for each setting; `steps` of each are timed.
 
-    An agent that does not fit into memory has no row.
+    What does not fit into memory has no row.
     """
     check(agents, members, steps)
     names, chunk = [family(agent).name for agent in agents], None if steps is None else steps // TURNS
-    for setting, size in itertools.product(settings, members):
-        yield _one_group(names, size, setting, chunk, report)
+    for setting in settings:
+        yield _one_group(names, members, setting, chunk, report)
 
 
 def fitting(agent: str, members: int, setting: Setting, chunk: int | None = None) -> Subject | None:
@@ -108,12 +109,12 @@ def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> N
 
 
 def _one_group(
-    names: Sequence[str], size: int, setting: Setting, chunk: int | None, report: Callable[[str], None]
+    names: Sequence[str], sizes: Sequence[int], setting: Setting, chunk: int | None, report: Callable[[str], None]
 ) -> list[Row]:
     """The rows of programs that take turns."""
     subjects = []
     with preparing():
-        for name in names:
+        for size, name in itertools.product(sizes, names):
             report(f"compiling {name}, {size} member{'s' if size > 1 else ''}, {setting.compute_dtype}")
             subjects.append(fitting(name, size, setting, chunk))
         subjects = [subject for subject in subjects if subject is not None]

@@ -69,7 +69,7 @@ class Bench:
                 rows += new
                 # Each time: it takes long, and something may go wrong.
                 self._write(rows, {}, settings[0])
-                _print(new, settings[0], self.agents)
+                _print(new, settings[0], self.agents, members)
             if loops:
                 status.update("measuring loops on the host")
                 with bench.measuring():
@@ -99,8 +99,8 @@ class Bench:
             self.markdown.write_text(bench.markdown(rows, loops))
 
 
-def _print(rows: list[Any], setting: Any, agents: tuple[str, ...]) -> None:
-    """The rows of one size of population."""
+def _print(rows: list[Any], setting: Any, agents: tuple[str, ...], members: tuple[int, ...]) -> None:
+    """The rows of one precision."""
     from rich.console import Console
 
     from uhm import bench
@@ -108,11 +108,15 @@ def _print(rows: list[Any], setting: Any, agents: tuple[str, ...]) -> None:
 
     if rows:
         Console().print(_table(rows, setting))
-    if missing := [agent for agent in agents if family(agent).name not in {row.agent for row in rows}]:
-        print(f"{', '.join(missing)}: not enough free memory")
-    for size, values in bench.ratios(rows, family(agents[0]).name).items():
-        numbers = " : ".join(f"{value:.2f}" for value in values.values())
-        print(f"{size} member{'s' if size > 1 else ''}: {' : '.join(values)} = {numbers}", flush=True)
+    measured, names = {(row.agent, row.members) for row in rows}, [family(agent).name for agent in agents]
+    ratios = bench.ratios(rows, names[0])
+    for size in members:
+        of_size = f"{size} member{'s' if size > 1 else ''}"
+        if missing := [name for name in names if (name, size) not in measured]:
+            print(f"{of_size}: not enough free memory for {', '.join(missing)}")
+        if values := ratios.get(size):
+            numbers = " : ".join(f"{value:.2f}" for value in values.values())
+            print(f"{of_size}: {' : '.join(values)} = {numbers}", flush=True)
 
 
 def _table(rows: list[Any], setting: Any) -> Any:
