@@ -69,14 +69,15 @@ def measure(args: argparse.Namespace) -> list[Point]:
     with bench.preparing():
         # The base is a point of every axis and measured once.
         programs = dict.fromkeys((agent, members, setting) for _, agent, _, members, setting in todo)
-        made = {program: bench.fitting(*program, args.chunk) for program in programs}
+        made = {program: bench.fitting(bench.Subject, *program, args.chunk) for program in programs}
     points: list[Point] = []
     times: dict[Any, float] = {}
     with bench.measuring():
         for axis, agent, value, members, setting in todo:
             program = agent, members, setting
             subject = made[program]
-            if subject is None:
+            # The first run of a program is not counted.
+            if subject is None or (program not in times and bench.fitting(subject.run) is None):
                 print(f"{axis:12} {value:5} {agent:5} not enough free memory", flush=True)
                 continue
             if program not in times:

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from uhm import nets, population
+from uhm import population
 from uhm.agents import core, uhm
 from uhm.agents.base import stop
 from uhm.agents.descent import State, descend, working
@@ -103,8 +103,7 @@ def parts(members: int, setting: Setting) -> Iterator[tuple[str, Callable, Any, 
         def one(state: State) -> State:
             # The gradient of this loss is the parameters themselves, which costs nothing to make.
             half_square = lambda p: (0.5 * jnp.stack([(x * x).sum() for x in jax.tree.leaves(p)]).sum(), {})  # noqa: E731
-            slow = lambda targets, params: nets.ema(targets, params._replace(reward=None), 0.005)  # noqa: E731
-            return descend(state, half_square, 3e-4, slow)[0]
+            return descend(state, half_square, 3e-4, 0.005)[0]
 
         return jax.vmap(one)(state)
 

@@ -1,6 +1,6 @@
 """One step of Adam by hand, and weights that are rounded once a step."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,54 +10,60 @@ import pytest
 from toys import HYPER, agent, random_data
 from uhm import nets
 from uhm.agents import FAMILIES
-from uhm.agents.descent import descend, start, working
+from uhm.agents.descent import State, descend, start, working
 from uhm.bench.subject import Setting, make
 from uhm.data.sampling import gather_transitions
 from uhm.nets import MLP
 
 
+class Two(NamedTuple):
+    net: Any
+    other: Any
+
+
 def test_a_step_by_hand():
     """Adam's first step is the learning rate along the sign of the gradient, whatever its size."""
-    state = start({"x": jnp.array([1.0, -2.0])}, {"x": jnp.array([1.0, -2.0])})
-    loss = lambda p: ((jnp.array([3.0, -0.01]) * p["x"]).sum(), {"first": p["x"][0]})  # noqa: E731
-    slow = lambda targets, params: jax.tree.map(lambda t, p: (t + p) / 2, targets, params)  # noqa: E731
-    after, metrics = descend(state, loss, 0.1, slow)
-    np.testing.assert_allclose(after.params["x"], [0.9, -1.9], rtol=1e-5)
-    np.testing.assert_allclose(after.targets["x"], [0.95, -1.95], rtol=1e-5)
-    assert (metrics["first"], after.step, after.rounded) == (1.0, 1, [])
+    state = start(Two(jnp.array([1.0, -2.0]), jnp.array(5.0)), slow=["net"])
+    loss = lambda p: ((jnp.array([3.0, -0.01]) * p.net).sum() - p.other, {"first": p.net[0]})  # noqa: E731
+    after, metrics = descend(state, loss, 0.1, 0.5)
+    np.testing.assert_allclose(after.params.net, [0.9, -1.9], rtol=1e-5)
+    np.testing.assert_allclose(after.params.other, 5.1, rtol=1e-5)
+    np.testing.assert_allclose(after.targets.net, [0.95, -1.95], rtol=1e-5)
+    assert after.targets.other is None
+    assert (metrics["first"], after.step, after.rounded) == (1.0, 1, Two([], []))
     # The second, with the opposite gradient: its moments by the formula.
-    after, _ = descend(after, lambda p: (-loss(p)[0], {}), 0.1, slow)
+    after, _ = descend(after, lambda p: (-loss(p)[0], {}), 0.1, 0.5)
     mean, square = (0.9 * 0.1 - 0.1) * 3 / (1 - 0.9**2), 0.001 * (0.999 + 1) * 9 / (1 - 0.999**2)
-    np.testing.assert_allclose(after.params["x"][0], 0.9 - 0.1 * mean / square**0.5, rtol=1e-5)
+    np.testing.assert_allclose(after.params.net[0], 0.9 - 0.1 * mean / square**0.5, rtol=1e-5)
 
 
 def test_losses_see_rounded_weights_and_adam_does_not():
     mlp = jax.jit(lambda key: MLP(2, 1, key, (4,), compute_dtype="bfloat16"))(jax.random.key(0))
     plain = jax.jit(lambda key: MLP(2, 1, key, (4,)))(jax.random.key(0))
-    state = start({"net": mlp, "other": plain}, mlp)
+    state = start(Two(mlp, plain), slow=["net"])
     params, targets = working(state)
     weights = [layer.weight for layer in mlp.layers]
-    for seen in (params["net"], targets):
+    for seen in (params.net, targets.net):
         assert [layer.weight.dtype for layer in seen.layers] == [jnp.bfloat16] * 2
         assert all(np.array_equal(a.weight, b.astype(jnp.bfloat16)) for a, b in zip(seen.layers, weights, strict=True))
         assert [layer.bias.dtype for layer in seen.layers] == [jnp.float32] * 2
-    assert {layer.weight.dtype for layer in params["other"].layers} == {np.dtype(np.float32)}  # it rounds nothing
+    assert {layer.weight.dtype for layer in params.other.layers} == {np.dtype(np.float32)}  # it rounds nothing
 
     x = jnp.array([[1.0, -1.0], [0.5, 2.0]])
-    loss = lambda p: (jnp.square(p["net"](x) + p["other"](x)).sum(), {})  # noqa: E731
-    after, _ = descend(state, loss, 1e-4, lambda targets, params: nets.ema(targets, params["net"], 0.5))
+    loss = lambda p: (jnp.square(p.net(x) + p.other(x)).sum(), {})  # noqa: E731
+    after, _ = descend(state, loss, 1e-4, 0.5)
     assert {leaf.dtype for leaf in jax.tree.leaves(after[:3])} == {np.dtype(np.float32), np.dtype(np.int32)}
     # The gradient of a weight was rounded before Adam, and nothing else.
     adam: Any = after.adam
-    of_weight = np.asarray(adam.mu["net"].layers[0].weight) / np.float32(0.1)
+    of_weight = np.asarray(adam.mu.net.layers[0].weight) / np.float32(0.1)
     np.testing.assert_allclose(of_weight, of_weight.astype(jnp.bfloat16).astype(np.float32), rtol=1e-6)
-    of_bias = np.asarray(adam.mu["net"].layers[0].bias) / np.float32(0.1)
+    of_bias = np.asarray(adam.mu.net.layers[0].bias) / np.float32(0.1)
     assert np.abs(of_bias - of_bias.astype(jnp.bfloat16).astype(np.float32)).max() > 1e-5 * np.abs(of_bias).max()
     # So small a step is lost in bfloat16, but not here.
-    moved = np.abs(after.params["net"].layers[0].weight - weights[0])
+    moved = np.abs(after.params.net.layers[0].weight - weights[0])
     np.testing.assert_allclose(moved[moved > 0], 1e-4, rtol=0.01)
     assert (moved > 0).any()
-    for kept, weight in zip(after.rounded, nets.rounded((after.params, after.targets)), strict=True):
+    for kept, weight in zip(after.rounded.net, nets.rounded((after.params.net, after.targets.net)), strict=True):
         np.testing.assert_array_equal(kept, weight)
 
 
@@ -68,7 +74,7 @@ def test_an_agent_learns_as_if_every_product_rounded_its_weights():
     state = jax.jit(mine.init)(jax.random.key(0), HYPER)
     batch, key = gather_transitions(data, data.starts), jax.random.key(1)
     after, metrics = jax.jit(mine.update)(state, HYPER, batch, key)
-    unrounded = state._replace(rounded=_weights(state))
+    unrounded = state._replace(rounded=type(state.rounded)(*_weights(state)))
     wanted, in_products = jax.jit(mine.update)(unrounded, HYPER, batch, key)
     assert {name: float(value) for name, value in metrics.items()} == {n: float(v) for n, v in in_products.items()}
     # A tenth of the gradient, after one step.
@@ -78,9 +84,16 @@ def test_an_agent_learns_as_if_every_product_rounded_its_weights():
         np.testing.assert_allclose(a, b, rtol=2**-8, atol=1e-6)
 
 
-def _weights(state: Any) -> list[jax.Array]:
-    nodes = jax.tree.leaves((state.params, state.targets), is_leaf=lambda node: isinstance(node, MLP))
-    return [layer.weight for node in nodes if isinstance(node, MLP) for layer in node.layers]
+def _weights(state: Any) -> list[list[jax.Array]]:
+    """Those of each network and its slow copy."""
+    return [
+        [layer.weight for node in jax.tree.leaves(both, is_leaf=_is_mlp) if _is_mlp(node) for layer in node.layers]
+        for both in zip(state.params, state.targets, strict=True)
+    ]
+
+
+def _is_mlp(node: Any) -> bool:
+    return isinstance(node, MLP)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -88,10 +101,13 @@ def test_no_agent_rounds_a_weight_again(name: str):
     """Whatever reads a weight that was rounded before says NaN here."""
     made = make(name, Setting((8,), batch_size=4, observation=3, action=2, k_max=2, compute_dtype="bfloat16"))
     state = jax.jit(made.agent.init)(jax.random.key(0), made.hyper)
-    assert len(state.rounded) == len(_weights(state))
-    nothing = nets.with_rounded((state.params, state.targets), [jnp.full_like(w, jnp.nan) for w in _weights(state)])
-    poisoned = state._replace(params=nothing[0], targets=nothing[1])
+    weights = _weights(state)
+    assert [len(rounded) for rounded in state.rounded] == [len(mine) for mine in weights]
+    nothing = jax.tree.map(lambda weight: jnp.full_like(weight, jnp.nan), weights)
+    learner = State(state.params, state.targets, state.adam, state.step, type(state.rounded)(*nothing))
+    params, targets = working(learner)
+    poisoned = state._replace(params=params, targets=targets)
     batch = made.agent.sample(made.data.to_device().with_task(0), jax.random.key(1))
     after, metrics = jax.jit(made.agent.update)(poisoned, made.hyper, batch, jax.random.key(2))
     assert all(np.isfinite(value) for value in metrics.values()), metrics
-    assert all(np.isnan(np.float32(weight)).all() for weight in after.rounded)
+    assert all(np.isnan(np.float32(weight)).all() for weight in jax.tree.leaves(after.rounded))

@@ -186,7 +186,7 @@ def test_the_targets_of_one_update():
     def look(state, s, key):
         imagined = mac.imagine(state.params, scaling(SPEC)(s), CONFIG, key)
         q = state.params.critic(imagined.s[0], imagined.first)[0]
-        return imagined, state.targets(imagined.s)[0], state.params.value(imagined.s)[0], q
+        return imagined, state.targets.value(imagined.s)[0], state.params.value(imagined.s)[0], q
 
     imagined, slow, online, q = jax.device_get(look(state, batch.observations, key_roll))
     returns, later = [], slow[-1]
@@ -199,9 +199,9 @@ def test_the_targets_of_one_update():
     # Everything moved, and the slow V a little.
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), *jax.device_get((state.params, new.params)))
     assert all(jax.tree.leaves(moved))
-    old, moved_to = jax.device_get((state.targets, new.params.value))
+    old, moved_to = jax.device_get((state.targets.value, new.params.value))
     expected = jax.tree.map(lambda t, p: t + np.float32(0.005) * (p - t), old, moved_to)
-    assert_trees(np.testing.assert_allclose, new.targets, expected, rtol=1e-5, atol=1e-7)
+    assert_trees(np.testing.assert_allclose, new.targets.value, expected, rtol=1e-5, atol=1e-7)
     assert all(np.isfinite(value) for value in metrics.values())
 
 
@@ -237,7 +237,7 @@ def test_known_values_are_learned():
     pop, _ = train(probe, members, hyper, data, 400, 400)
     assert pop.alive.all()
     at = scaling(spec)(jnp.array([[-1.0], [1.0]]))
-    v = jax.vmap(lambda value: value(at)[0])(pop.state.targets)
+    v = jax.vmap(lambda value: value(at)[0])(pop.state.targets.value)
     np.testing.assert_allclose(v, [[-2.5, 2.5], [-2.5, 0.5]], atol=0.2)
 
 

@@ -71,7 +71,7 @@ def test_the_target_of_one_update(penalty):
         s = jnp.concatenate([scaled(batch.observations)[:real], imagined.observations])
         a = jnp.concatenate([batch.actions[:real], imagined.actions])
         s_next = jnp.concatenate([scaled(batch.next_observations)[:real], imagined.next_observations])
-        slow = state.targets(s_next, state.params.actor.sample(key_next, s_next)[0])
+        slow = state.targets.critic(s_next, state.params.actor.sample(key_next, s_next)[0])
         return imagined, state.params.dynamics(s, a)[1], slow, state.params.critic(s, a)
 
     imagined, log_std, slow, q = jax.device_get(look(state, new.ring, batch))
@@ -205,8 +205,8 @@ def test_an_update_moves_everything_and_the_target_a_little():
     old, new = jax.device_get(states[:2])
     moved = jax.tree.map(lambda x, y: bool((x != y).any()), old.params, new.params)
     assert all(jax.tree.leaves(moved))
-    slow = jax.tree.map(lambda t, p: t + 0.005 * (p - t), old.targets, new.params.critic)
-    assert_trees(np.testing.assert_allclose, new.targets, slow, rtol=1e-5, atol=1e-7)
+    slow = jax.tree.map(lambda t, p: t + 0.005 * (p - t), old.targets.critic, new.params.critic)
+    assert_trees(np.testing.assert_allclose, new.targets.critic, slow, rtol=1e-5, atol=1e-7)
     assert new.step == 1
     assert all(np.isfinite(value) for value in metrics[0].values())
 
@@ -259,5 +259,5 @@ def test_known_values_are_learned():
     pop, _ = train(mopo.make(config, spec), population.grid(names, [0], {}), hyper, data, 300, 300)
     assert pop.alive.all()
     at = scaling(spec)(jnp.array([[-1.0], [1.0]])), jnp.zeros((2, 1))
-    q = jax.vmap(lambda critic: critic(*at).mean(0))(pop.state.targets)
+    q = jax.vmap(lambda critic: critic(*at).mean(0))(pop.state.targets.critic)
     np.testing.assert_allclose(q, [[2, 2], [gamma, 1], [-1 - gamma, -1]], atol=0.3)

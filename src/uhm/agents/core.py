@@ -219,7 +219,7 @@ def build(config: PlainConfig, spec: Spec, method: Method) -> Agent:
             model=model,
             reward=nets.RewardNet(*sizes, key_reward, config.hidden, compute_dtype=dtype) if method.reward else None,
         )
-        return start(params, params._replace(reward=None))
+        return start(params, slow=("critic", "actor", "model"))
 
     def update(state: State, hyper: Hyper, batch: Batch, key: PRNGKeyArray) -> tuple[State, Metrics]:
         key_backup, key_tau = jax.random.split(key)
@@ -235,10 +235,7 @@ def build(config: PlainConfig, spec: Spec, method: Method) -> Agent:
         def total(params: Networks) -> tuple[Float[Array, ""], Metrics]:
             return losses(params, hyper, method.first(batch), backup, tau, acts, config.q_agg)
 
-        def slow(targets: Networks, params: Networks) -> Networks:
-            return nets.ema(targets, params._replace(reward=None), hyper.ema_rate)
-
-        state, metrics = descend(state, total, hyper.learning_rate, slow)
+        state, metrics = descend(state, total, hyper.learning_rate, hyper.ema_rate)
         metrics |= {"lambda": lam, "k_max": cap.astype(float)}
         if backup.generated is not None:
             outside = (backup.generated < spec.observation_low) | (backup.generated > spec.observation_high)

@@ -78,12 +78,12 @@ def make(config: Config, spec: Spec) -> Agent:
             ),
             actor=nets.MLP(s + a, a, key_actor, config.hidden, compute_dtype=dtype),
         )
-        return start(params, params.critic)
+        return start(params, slow=["critic"])
 
     def update(state: State, hyper: Hyper, batch: Transitions, key: PRNGKeyArray) -> tuple[State, Metrics]:
         noise = draw(key, batch.actions)
         params, targets = working(state)
-        y = stop(target(params.actor, targets, hyper, batch, noise, config.q_agg))
+        y = stop(target(params.actor, targets.critic, hyper, batch, noise, config.q_agg))
         imitated = stop(integrate(params.flow, batch.observations, noise.z, config))
 
         def total(params: Networks) -> tuple[Float[Array, ""], Metrics]:
@@ -94,7 +94,7 @@ def make(config: Config, spec: Spec) -> Agent:
             metrics |= {"q_mean": q.mean(), "q_min": q.min(), "q_max": q.max(), "target_mean": y.mean()}
             return critic + cloning + actor, metrics
 
-        return descend(state, total, hyper.learning_rate, lambda t, p: nets.ema(t, p.critic, hyper.ema_rate))
+        return descend(state, total, hyper.learning_rate, hyper.ema_rate)
 
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         z = jax.random.normal(key, (*observations.shape[:-1], spec.action_size))

@@ -63,15 +63,15 @@ def make(config: Config, spec: Spec) -> Agent:
             value=nets.Critic(s, 0, key_value, config.hidden, members=1, compute_dtype=dtype),
             actor=nets.MLP(s, a, key_actor, config.hidden, final_scale=0.01, compute_dtype=dtype),
         )
-        return start(params, params.critic)
+        return start(params, slow=["critic"])
 
     def update(state: State, hyper: Hyper, batch: Transitions, key: PRNGKeyArray) -> tuple[State, Metrics]:
         _, targets = working(state)
 
         def total(params: Networks) -> tuple[Float[Array, ""], Metrics]:
-            return losses(params, targets, hyper, batch)
+            return losses(params, targets.critic, hyper, batch)
 
-        return descend(state, total, hyper.learning_rate, lambda t, p: nets.ema(t, p.critic, hyper.ema_rate))
+        return descend(state, total, hyper.learning_rate, hyper.ema_rate)
 
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         return jnp.clip(state.params.actor(observations), -1.0, 1.0)

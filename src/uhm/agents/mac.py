@@ -118,7 +118,7 @@ def make(config: Config, spec: Spec) -> Agent:
             field=nets.VectorField(width, size, 0, keys[5], hidden, "none", compute_dtype=dtype),
             actor=nets.MLP(size + width, width, keys[6], hidden, layer_norm=True, compute_dtype=dtype),
         )
-        return start(params, params.value)
+        return start(params, slow=["value"])
 
     def update(state: State, hyper: Hyper, batch: Chunks, key: PRNGKeyArray) -> tuple[State, Metrics]:
         key_roll, key_flow, key_tau, key_distil = jax.random.split(key, 4)
@@ -126,7 +126,7 @@ def make(config: Config, spec: Spec) -> Agent:
         params, targets = working(state)
         imagined = imagine(params, real.s, config, key_roll)
         big = hyper.discount**config.chunk
-        returns = gae_returns(imagined.r, imagined.m, targets(imagined.s)[0], big, hyper.gae_lambda)
+        returns = gae_returns(imagined.r, imagined.m, targets.value(imagined.s)[0], big, hyper.gae_lambda)
         y = imagined.r[0] + big * imagined.m[0] * params.value(imagined.s[1])[0]
         noise = jax.random.normal(key_flow, real.c.shape), jax.random.normal(key_distil, real.c.shape)
         tau = jax.random.uniform(key_tau, real.r.shape)
@@ -136,8 +136,7 @@ def make(config: Config, spec: Spec) -> Agent:
             parts = learned | values | policy_losses(params, real, noise, tau, config)
             return sum(parts.values(), jnp.zeros(())), parts
 
-        rate = hyper.ema_rate
-        state, metrics = descend(state, total, hyper.learning_rate, lambda t, p: nets.ema(t, p.value, rate))
+        state, metrics = descend(state, total, hyper.learning_rate, hyper.ema_rate)
         metrics |= {"return_mean": returns.mean(), "target_mean": y.mean(), "going_on": imagined.m.mean()}
         metrics["outside_data"] = (jnp.abs(imagined.s[1:]) > 1).mean()
         return state, metrics

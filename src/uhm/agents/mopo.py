@@ -121,7 +121,7 @@ class State(NamedTuple):
     """The learner's fields, and the imagined world."""
 
     params: Networks
-    targets: nets.Critic
+    targets: Networks
     adam: optax.OptState
     step: Int[Array, ""]
     rounded: Any
@@ -165,7 +165,7 @@ def build(config: Config, spec: Spec, penalty: Penalty) -> Agent:
         rows = config.rollout_age * config.rollout_length * config.rollouts
         blank = lambda *size: jnp.zeros((rows, *size))  # noqa: E731
         ring = Rows(blank(sizes[0]), blank(sizes[1]), blank(), blank(), blank(sizes[0]))
-        return State(*start(params, params.critic), jnp.zeros((*walkers, sizes[0])), ring)
+        return State(*start(params, slow=["critic"]), jnp.zeros((*walkers, sizes[0])), ring)
 
     def update(state: State, hyper: Hyper, batch: Transitions, key: PRNGKeyArray) -> tuple[State, Metrics]:
         key_walk, key_draw, key_penalty, key_next, key_actor = jax.random.split(key, 5)
@@ -179,18 +179,17 @@ def build(config: Config, spec: Spec, penalty: Penalty) -> Agent:
         ring = write(state.ring, walked, state.step)
         written = jnp.minimum(state.step + 1, config.rollout_age) * walked.rewards.size
         imagined = draw(ring, written, config.batch_size - real_rows, key_draw)
-        fine = penalty(params, targets, imagined.observations, imagined.actions, key_penalty)
+        fine = penalty(params, targets.critic, imagined.observations, imagined.actions, key_penalty)
         fined = imagined._replace(rewards=imagined.rewards - hyper.penalty * fine)
         mixed = jax.tree.map(lambda r, f: jnp.concatenate([r[:real_rows], f]), real, fined)
         a_next, _ = params.actor.sample(key_next, mixed.next_observations)
-        value = targets(mixed.next_observations, a_next).min(0)
+        value = targets.critic(mixed.next_observations, a_next).min(0)
         y = mixed.rewards + hyper.discount * mixed.masks * value
 
         def total(params: Networks) -> tuple[Float[Array, ""], Metrics]:
             return losses(params, hyper, real, mixed, y, key_actor)
 
-        rate = hyper.ema_rate
-        learner, metrics = descend(learner, total, hyper.learning_rate, lambda t, p: nets.ema(t, p.critic, rate))
+        learner, metrics = descend(learner, total, hyper.learning_rate, hyper.ema_rate)
         metrics |= {"target_mean": y.mean(), "penalty_mean": fine.mean(), "imagined_reward": imagined.rewards.mean()}
         metrics["outside_data"] = (jnp.abs(walked.next_observations) > 1).mean()
         return State(*learner, walked.next_observations, ring), metrics

@@ -71,7 +71,7 @@ def make(config: Config, spec: Spec) -> Agent:
             critic=nets.Critic(*sizes, key_critic, config.hidden, compute_dtype=dtype),
             actor=nets.Actor(*sizes, key_actor, config.hidden, compute_dtype=dtype),
         )
-        return start(params, params)
+        return start(params, slow=Networks._fields)
 
     def update(state: State, hyper: Hyper, batch: Transitions, key: PRNGKeyArray) -> tuple[State, Metrics]:
         y = stop(target(working(state)[1], hyper, batch, key, config.q_agg))
@@ -87,7 +87,7 @@ def make(config: Config, spec: Spec) -> Agent:
             return critic + jnp.where(acts, actor, 0.0), metrics
 
         rate = jnp.where(acts, hyper.ema_rate, 0.0)
-        return descend(state, total, hyper.learning_rate, lambda t, p: nets.ema(t, p, rate))
+        return descend(state, total, hyper.learning_rate, rate)
 
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         return state.params.actor(observations)

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 TURNS = 5
+_T = TypeVar("_T")
 
 
 class Row(NamedTuple):
@@ -85,10 +86,10 @@ def update(
         yield _one_group(names, members, setting, chunk, report)
 
 
-def fitting(agent: str, members: int, setting: Setting, chunk: int | None = None) -> Subject | None:
-    """The population, compiled; None if it does not fit into the memory that is free."""
+def fitting(do: Callable[..., _T], *arguments: Any) -> _T | None:
+    """What it returns; None if the memory that is free is not enough for it."""
     try:
-        return Subject(agent, members, setting, chunk)
+        return do(*arguments)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -116,15 +117,18 @@ def _one_group(
     with preparing():
         for size, name in itertools.product(sizes, names):
             report(f"compiling {name}, {size} member{'s' if size > 1 else ''}, {setting.compute_dtype}")
-            subjects.append(fitting(name, size, setting, chunk))
+            subjects.append(fitting(Subject, name, size, setting, chunk))
         subjects = [subject for subject in subjects if subject is not None]
         kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.products))
         report(f"compiling {len(kinds)} matrix products")
-        runs = [*(subject.run for subject in subjects), *(timed_product(kind) for kind in kinds)]
-    times: list[list[float]] = [[] for _ in runs]
+        products = [timed_product(kind) for kind in kinds]
     report("waiting for other benchmarks on this machine")
     with measuring():
         bandwidth = copy_bandwidth()
+        report("running everything once")
+        subjects = [subject for subject in subjects if fitting(subject.run) is not None]
+        runs = [*(subject.run for subject in subjects), *products]
+        times: list[list[float]] = [[] for _ in runs]
         for turn in range(TURNS):
             report(f"measuring, turn {turn + 1} of {TURNS}")
             for sink, run in zip(times, runs, strict=True):

@@ -55,7 +55,10 @@ def make(name: str, setting: Setting) -> Made:
 
 
 class Subject:
-    """An agent's population, compiled and ready to be timed chunk by chunk."""
+    """An agent's population, compiled and ready to be timed chunk by chunk; it holds no state in between.
+
+    The first run is not to be counted.
+    """
 
     def __init__(self, agent: str, members: int, setting: Setting, chunk: int | None = None):
         made = make(agent, setting)
@@ -76,7 +79,6 @@ class Subject:
         self.compile_seconds = time.perf_counter() - start
         self.memory_bytes = _memory(compiled)
         self._advance = lambda state: compiled(state, hyper, data)
-        self.run()
 
     def run(self) -> float:
         """Seconds per step over one chunk, from a fresh state: those of all agents would not fit into memory."""
