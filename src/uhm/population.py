@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from uhm.agents.base import Agent, Metrics
 from uhm.data.dataset import Dataset
+from uhm.numerics import apart
 
 # A critic loss beyond this is no loss any more: TD errors of 1e6 are a thousand times the largest return there is.
 DIVERGED = 1e12
@@ -154,7 +155,8 @@ def _chunk(
 
     def one(pop: Population, batch: Any) -> tuple[Population, Metrics]:
         key_sample, key_update = step_keys(pop.key, pop.step)
-        new, metrics = agent.update(pop.state, hyper, batch_of(key_sample, batch), key_update)
+        # Rows are gathered here, and not where they are used, together with what is made there.
+        new, metrics = agent.update(pop.state, hyper, apart(batch_of(key_sample, batch)), key_update)
         return Population(new, pop.key, pop.alive & healthy(metrics), pop.step + 1), metrics
 
     def body(carry: tuple[Population, Metrics], batch: Any) -> tuple[tuple[Population, Metrics], None]:

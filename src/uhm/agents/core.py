@@ -25,6 +25,7 @@ from uhm.agents.base import Agent, Batch, Metrics, Spec, stop
 from uhm.agents.descent import State, descend, start, working
 from uhm.agents.horizon_model import THRESHOLD, HorizonModel
 from uhm.data.sampling import Sampler
+from uhm.numerics import apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +228,7 @@ def build(config: PlainConfig, spec: Spec, method: Method) -> Agent:
         lam = jnp.where(hyper.schedule, lam, hyper.lambda_f)
         cap = horizons.k_max(lam, hyper.discount, hyper.q)
         params, targets = working(state)
-        context = Context(targets, params.reward, hyper, lam, cap, config.q_agg)
+        context = Context(targets, apart(params.reward), hyper, lam, cap, config.q_agg)
         backup = stop(method.backup(context, batch, key_backup))
         tau = jax.random.uniform(key_tau, backup.y.shape)
         acts = state.step % hyper.actor_period == 0
@@ -259,14 +260,14 @@ def losses(
     acts: Bool[Array, ""],
     q_agg: str,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """The sum of all losses and what to log."""
+    """The sum of all losses and what to log. Those that do not need the backup have everything of their own."""
     critic, q = critic_loss(params.critic, batch, backup.y)
-    actor, cloning = actor_loss(params.actor, stop(params.critic), hyper, batch, q_agg)
+    actor, cloning = apart(actor_loss(params.actor, stop(apart(params.critic)), hyper, apart(batch), q_agg))
     metrics = {"critic_loss": critic, "actor_loss": actor, "bc_error": cloning}
     metrics |= {"q_mean": q.mean(), "q_min": q.min(), "q_max": q.max(), "target_mean": backup.y.mean()}
     loss = critic + jnp.where(acts, actor, 0.0)
     if params.reward is not None:
-        metrics["reward_loss"] = jnp.square(params.reward(batch.observations, batch.actions) - batch.rewards).mean()
+        metrics["reward_loss"] = apart(reward_loss(params.reward, apart(batch)))
         loss += metrics["reward_loss"]
     if params.model is not None and backup.flow is not None:
         model, recall = model_loss(params.model, hyper, batch, backup.flow, tau)
@@ -279,6 +280,11 @@ def critic_loss(critic: nets.Critic, batch: Any, y: Float[Array, " B"]) -> tuple
     """L_Q, the mean over critics and rows, and the values themselves."""
     q = critic(batch.observations, batch.actions)
     return jnp.square(q - y).mean(), q
+
+
+def reward_loss(reward: nets.RewardNet, batch: Any) -> Float[Array, ""]:
+    """L_R."""
+    return jnp.square(reward(batch.observations, batch.actions) - batch.rewards).mean()
 
 
 def actor_loss(

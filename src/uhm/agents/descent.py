@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from uhm import nets
 from uhm.agents.base import Metrics
+from uhm.numerics import apart
 
 # The learning rate is a hyperparameter and applied by hand: it may differ between members.
 _ADAM = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
@@ -84,10 +85,9 @@ def _moved(
 ) -> tuple[Any, Any, Any, Any, Any]:
     """One network after the step: parameters, both moments, slow copy and rounded weights.
 
-    A GPU can move it while others still learn: the barriers keep XLA from making one kernel of all networks, because
-    they share a learning rate or end in the same state, which would have to wait for the last gradient.
+    Apart from the others, with which it shares a learning rate and ends in the same state: one kernel for all networks
+    would have to wait for the last gradient.
     """
-    apart = jax.lax.optimization_barrier
     gradients, count, learning_rate, ema_rate = apart((gradients, count, learning_rate, ema_rate))
     gradients = jax.tree.map(lambda g, p: g.astype(p.dtype), gradients, params)
     adam: Any = optax.ScaleByAdamState(count, mu, nu)
