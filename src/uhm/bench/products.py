@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from uhm.errors import UhmError
+from uhm.population import SIDE_BY_SIDE
 
 _SIDE_BY_SIDE = 8  # operands of one timed product, so that a processor's caches are as cold as in training
 _COLD = 64 << 20  # bytes after which a cache is cold anyway
@@ -78,15 +79,14 @@ def timed_product(kind: Product) -> Callable[[], float]:
     gpu = on_gpu()
     larger = max(int(np.prod(shape)) * np.dtype(kind.dtype).itemsize for shape in (kind.left, kind.right))
     side_by_side = max(1, min(_SIDE_BY_SIDE, _COLD // larger))
-    # XLA for GPUs would make one large product of all that share a factor.
-    unmerged = {"xla_gpu_dot_merger_threshold_mb": 0}
 
     @jax.jit
     def operands() -> list[list[jax.Array]]:
         fill = lambda shape, i: jnp.full(shape, 0.5 + i / 16, kind.dtype)  # noqa: E731
         return [[fill(shape, i) for i in range(side_by_side)] for shape in (kind.left, kind.right)]
 
-    @functools.partial(jax.jit, compiler_options=unmerged)
+    # On a GPU side by side, as in training, and each a product of its own although they share factors.
+    @functools.partial(jax.jit, compiler_options=SIDE_BY_SIDE)
     def products(lefts: list[jax.Array], rights: list[jax.Array]) -> list[jax.Array]:
         dot = lambda a, b: jax.lax.dot_general(  # noqa: E731
             a, b, kind.dimensions, preferred_element_type=jnp.dtype(kind.out_dtype)
