@@ -6,8 +6,8 @@ drift, which can be a fifth within minutes, meets all alike. Several such benchm
 (`uhm.bench.turns`).
 
 Two ceilings are measured in the same run: the update's matrix products alone, shape by shape, and copying its state,
-which every update reads and writes once. The larger of both times, over that of the update, is the fraction of the
-ceiling on a GPU, which computes and copies at the same time; on a CPU it is their sum.
+which every update reads and writes once. The larger of both times over that of the update is the fraction of the
+ceiling; not their sum, for a device may do both at once.
 """
 
 import dataclasses
@@ -155,7 +155,7 @@ def _row(subject: Subject, seconds: float, seconds_of: Mapping[Product, float], 
         products_milliseconds=1e3 * alone,
         update_to_products=seconds / alone,
         copy_milliseconds=1e3 * copying,
-        of_ceiling=(max(alone, copying) if on_gpu() else alone + copying) / seconds,
+        of_ceiling=max(alone, copying) / seconds,
         gigabytes=subject.memory_bytes / 1e9,
     )
 
