@@ -13,7 +13,7 @@ import argparse
 import collections
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -29,6 +29,7 @@ from uhm import kernels, population
 from uhm.bench.subject import Setting, make
 
 BINS = 16
+STEPS = 100  # of the loop, whose body does not depend on it
 # An H200 as XLA describes it.
 DEVICE = """
 gpu_device_info {
@@ -123,19 +124,21 @@ def compiled(agent: str, members: int, setting: Setting) -> str:
     mesh = jax.sharding.Mesh(np.array(topology.devices), ("device",))
     there = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
-    def described(tree: Any) -> Any:
-        shape = lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=there)  # noqa: E731
-        return jax.tree.map(shape, jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, tree)))
+    def described(make: Callable[[], Any]) -> Any:
+        shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)  # noqa: E731
+        return jax.tree.map(shape, jax.eval_shape(make))
 
     made = make(agent, setting)
     who = population.grid(made.data.names, range(members), {})[:members]
     hyper = population.stack_hyper(made.hyper, who)
     data = made.data.with_task(np.zeros(members, np.int32))
-    state = jax.eval_shape(lambda: population.init(made.agent, who, hyper))
-    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), state)
-    fused = setting.compute_dtype == "bfloat16"
-    with mock.patch.object(jax, "default_backend", lambda: "gpu"), mock.patch.object(kernels, "chosen", lambda: fused):
-        lowered = population.advance.lower(made.agent, state, described(hyper), described(data), 100)
+    given = [
+        described(lambda: population.init(made.agent, who, hyper)),
+        described(lambda: hyper),
+        described(lambda: jax.tree.map(jax.numpy.asarray, data)),
+    ]
+    with mock.patch.object(jax, "default_backend", lambda: "gpu"), mock.patch.object(kernels, "chosen", lambda: True):
+        lowered = population.advance.lower(made.agent, *given, STEPS)
     untuned: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}  # that needs a device
     return lowered.compile(untuned).as_text() or ""
 

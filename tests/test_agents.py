@@ -476,6 +476,22 @@ def test_the_actor_learns_every_second_step_only():
         state = new
 
 
+def test_losses_without_a_target_share_no_array_with_those_that_have_one():
+    """Their copies are behind a barrier; else XLA makes what reads the same array in one kernel, and they wait."""
+    mine = agent("uhm")
+    state = jax.jit(mine.init)(jax.random.key(0), HYPER)
+    given = (state, HYPER, gather_transitions(DATA, DATA.starts), jax.random.key(1))
+    traced = jax.make_jaxpr(mine.update)(*given)
+    leaves = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(given)]
+    behind: set[str] = set()
+    for equation in traced.eqns:
+        if equation.primitive.name == "optimization_barrier":
+            behind |= {leaves[traced.jaxpr.invars.index(v)] for v in equation.invars if v in traced.jaxpr.invars}
+    for name in ("critic.ensemble", "reward.mlp"):
+        assert f"[0].params.{name}.layers[0].weight" in behind
+    assert {f"[2].{name}" for name in ("observations", "actions", "rewards")} <= behind
+
+
 def test_bfloat16_gives_nearly_the_same_losses():
     options = {"float32": {}, "bfloat16": {"compute_dtype": "bfloat16"}}
     results = []

@@ -117,9 +117,9 @@ def test_who_measures_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_fit_into_memory_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    problem = "RESOURCE_EXHAUSTED: Out of memory"
+    problem, plain = "RESOURCE_EXHAUSTED: Out of memory", bench.Subject
 
-    class Large(bench.Subject):
+    class Large(plain):
         def __init__(self, agent: str, *rest: Any) -> None:
             if agent == "dtd":
                 raise jax.errors.JaxRuntimeError(problem)
@@ -134,6 +134,15 @@ def test_what_does_not_fit_into_memory_is_left_out(
     problem = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         list(bench.update(agents, (1,), [TINY], steps=5))
+
+    class Hungry(plain):
+        def run(self) -> float:
+            if self.agent == "dtd":
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+            return super().run()
+
+    monkeypatch.setattr(bench, "Subject", Hungry)
+    assert [row.agent for rows in bench.update(agents, (1,), [TINY], steps=5) for row in rows] == ["rebrac-dagger"]
 
 
 @pytest.mark.parametrize(
@@ -182,11 +191,12 @@ def test_growth_measures_each_program_once_and_leaves_out_what_does_not_fit(
 
     def subject(agent: str, members: int, setting: bench.Setting, chunk: int | None) -> Any:
         made.append((agent, members, setting.batch_size))
-        if members == 9:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
         # The first, which compiles or loads something, does not count.
         run = iter([50.0, 5.0 * members, 1.0 * members, 3.0 * members])
-        return SimpleNamespace(run=lambda: next(run), memory_bytes=2e9)
+        return SimpleNamespace(run=too_much if members == 9 else lambda: next(run), memory_bytes=2e9)
+
+    def too_much() -> float:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     monkeypatch.setattr(bench, "Subject", subject)
     monkeypatch.setattr(growth, "AXES", {"members": (("uhm",), (1, 5, 9, 11)), "batch_size": (("uhm",), (256, 512))})

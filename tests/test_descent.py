@@ -37,6 +37,28 @@ def test_a_step_by_hand():
     np.testing.assert_allclose(after.params.net[0], 0.9 - 0.1 * mean / square**0.5, rtol=1e-5)
 
 
+def test_slow_copies_are_of_networks_that_there_are():
+    with pytest.raises(AssertionError, match="nest"):
+        start(Two(jnp.zeros(1), jnp.zeros(1)), slow=["nest"])
+
+
+def test_networks_move_apart_from_one_another():
+    """Between what two networks share and what comes of either there is a barrier, and between that and the state."""
+    state = start(Two(jnp.ones(2), jnp.ones(3)), slow=["net"])
+    loss = lambda p: (p.net.sum() + p.other.sum(), {})  # noqa: E731
+    traced = jax.make_jaxpr(lambda state, rate: descend(state, loss, rate, rate)[0])(state, 0.1)
+    made_by = {variable: equation for equation in traced.eqns for variable in equation.outvars}
+    (rate,) = traced.jaxpr.invars[-1:]
+    readers = [equation for equation in traced.eqns if rate in equation.invars]
+    assert {equation.primitive.name for equation in readers} == {"optimization_barrier"}
+    assert len(readers) == 2
+    moved = [made_by[variable] for variable in traced.jaxpr.outvars if variable in made_by]
+    barriers = {id(one) for one in moved if one.primitive.name == "optimization_barrier"}
+    assert len(barriers) == 2
+    # Three arrays of each network and a slow copy; the two counters are everybody's.
+    assert sum(one.primitive.name == "optimization_barrier" for one in moved) == 7
+
+
 def test_losses_see_rounded_weights_and_adam_does_not():
     mlp = jax.jit(lambda key: MLP(2, 1, key, (4,), compute_dtype="bfloat16"))(jax.random.key(0))
     plain = jax.jit(lambda key: MLP(2, 1, key, (4,)))(jax.random.key(0))

@@ -20,10 +20,11 @@ _GELU = math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715
 
 
 def apart(tree: _Tree) -> _Tree:
-    """The same values, which XLA takes for others.
+    """The same values behind an optimization barrier, which their gradients pass on the way back.
 
     XLA makes one kernel of things that read the same array, or end in the same result. On a GPU that can make one wait
-    for the other: a loss that needs nothing but the batch, for a target that takes half of the step.
+    for the other: a loss that needs nothing but the batch, for a target that takes half of the step. It does not look
+    through a barrier, and the program that it makes has none left.
     """
     return jax.lax.optimization_barrier(tree)
 

@@ -155,7 +155,7 @@ def _chunk(
 
     def one(pop: Population, batch: Any) -> tuple[Population, Metrics]:
         key_sample, key_update = step_keys(pop.key, pop.step)
-        # Rows are gathered here, and not where they are used, together with what is made there.
+        # Or XLA gathers rows where they are used: in one kernel with what a model imagines, for which all losses wait.
         new, metrics = agent.update(pop.state, hyper, apart(batch_of(key_sample, batch)), key_update)
         return Population(new, pop.key, pop.alive & healthy(metrics), pop.step + 1), metrics
 

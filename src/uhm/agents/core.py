@@ -260,7 +260,11 @@ def losses(
     acts: Bool[Array, ""],
     q_agg: str,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """The sum of all losses and what to log. Those that do not need the backup have everything of their own."""
+    """The sum of all losses and what to log.
+
+    What the losses of actor and reward read and make is apart, or XLA makes it in the same kernels as what reads the
+    backup, and they wait for it.
+    """
     critic, q = critic_loss(params.critic, batch, backup.y)
     actor, cloning = apart(actor_loss(params.actor, stop(apart(params.critic)), hyper, apart(batch), q_agg))
     metrics = {"critic_loss": critic, "actor_loss": actor, "bc_error": cloning}

@@ -25,7 +25,7 @@ _ADAM = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
 
 
 class State(NamedTuple):
-    """`params` is a named tuple of the networks that learn, and the others are like it, network by network.
+    """`params` is a named tuple of the networks that learn; `targets` and `rounded` have the same fields.
 
     `targets` are slow copies, None for a network that has none. `rounded` are the weights of both.
     """
@@ -38,7 +38,9 @@ class State(NamedTuple):
 
 
 def start(params: Any, slow: Sequence[str]) -> State:
-    """The state at step 0; `slow` names the networks with slow copies. Donated buffers must not alias, so they are."""
+    """The state at step 0; `slow` names the networks with slow copies."""
+    assert set(slow) <= set(params._fields), slow
+    # Copied, because donated buffers must not alias.
     copied = jax.tree.map(jnp.copy, params)
     targets = copied._replace(**{name: None for name in params._fields if name not in slow})
     rounded = type(params)(*map(nets.rounded, zip(params, targets, strict=True)))
@@ -86,27 +88,12 @@ def _moved(
     """One network after the step: parameters, both moments, slow copy and rounded weights.
 
     Apart from the others, with which it shares a learning rate and ends in the same state: one kernel for all networks
-    would have to wait for the last gradient. And the slow copy apart from Adam: it may only be overwritten when no
-    target needs it any more, which is later.
+    would have to wait for the last gradient.
     """
-    # Numbers that all networks share are apart with one that is this network's alone; XLA would see they are the same.
-    mu, (count, learning_rate, ema_rate) = _apart_with(mu, (count, learning_rate, ema_rate))
+    gradients, count, learning_rate, ema_rate = apart((gradients, count, learning_rate, ema_rate))
     gradients = jax.tree.map(lambda g, p: g.astype(p.dtype), gradients, params)
     adam: Any = optax.ScaleByAdamState(count, mu, nu)
     moves, adam = _ADAM.update(gradients, adam)
     params = jax.tree.map(lambda p, m: p - learning_rate * m, params, moves)
-    params, mu, nu, rounded = apart((params, adam.mu, adam.nu, nets.rounded(params)))
-    if target is None:
-        return params, mu, nu, None, rounded
-    target = nets.ema(target, params, ema_rate)
-    target, rounded_target = apart((target, nets.rounded(target)))
-    return params, mu, nu, target, rounded + rounded_target
-
-
-def _apart_with(tree: Any, shared: tuple[Array, ...]) -> tuple[Any, tuple[Array, ...]]:
-    """Both, apart from everything else, of the tree its smallest leaf: what is apart cannot be made on the way."""
-    leaves, structure = jax.tree.flatten(tree)
-    if leaves:
-        smallest = min(range(len(leaves)), key=lambda i: leaves[i].size)
-        leaves[smallest], shared = apart((leaves[smallest], shared))
-    return jax.tree.unflatten(structure, leaves), shared
+    target = None if target is None else nets.ema(target, params, ema_rate)
+    return apart((params, adam.mu, adam.nu, target, nets.rounded((params, target))))

@@ -5,9 +5,9 @@ of all sizes of the population, take turns, one short chunk each, and every numb
 drift, which can be a fifth within minutes, meets all alike. Several such benchmarks on one machine wait for each other
 (`uhm.bench.turns`).
 
-Two ceilings are measured in the same run: the update's matrix products alone, shape by shape, and copying its state,
-which every update reads and writes once. The larger of both times over that of the update is the fraction of the
-ceiling; not their sum, for a device may do both at once.
+Two ceilings are measured in the same run: the update's matrix products, shape by shape (on a GPU many of a shape at
+once, so that it is full), and copying its state, which every update reads and writes once. The larger of both times
+over that of the update is the fraction of the ceiling; not their sum, for a device may do both at once.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The matrix products of a program: read off its jaxpr, loops multiplied out, and each shape timed alone.
+"""The matrix products of a program: read off its jaxpr, loops multiplied out, and each shape timed by itself.
 
 So they count what an agent says and not what anybody believes it says.
 """
@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from uhm.errors import UhmError
 from uhm.population import SIDE_BY_SIDE
 
-_SIDE_BY_SIDE = 8  # operands of one timed product, so that a processor's caches are as cold as in training
+_OPERANDS = 8  # of one timed product on each side, so that a processor's caches are as cold as in training
 _COLD = 64 << 20  # bytes after which a cache is cold anyway
 # Starting a program takes longer than a product on a GPU: each is of all pairs, and the next is started while one runs.
 _CALLS = 10
@@ -78,12 +78,12 @@ def timed_product(kind: Product) -> Callable[[], float]:
     """A function that does the product on several operands and returns the seconds that one took."""
     gpu = on_gpu()
     larger = max(int(np.prod(shape)) * np.dtype(kind.dtype).itemsize for shape in (kind.left, kind.right))
-    side_by_side = max(1, min(_SIDE_BY_SIDE, _COLD // larger))
+    each = max(1, min(_OPERANDS, _COLD // larger))
 
     @jax.jit
     def operands() -> list[list[jax.Array]]:
         fill = lambda shape, i: jnp.full(shape, 0.5 + i / 16, kind.dtype)  # noqa: E731
-        return [[fill(shape, i) for i in range(side_by_side)] for shape in (kind.left, kind.right)]
+        return [[fill(shape, i) for i in range(each)] for shape in (kind.left, kind.right)]
 
     # On a GPU side by side, as in training, and each a product of its own although they share factors.
     @functools.partial(jax.jit, compiler_options=SIDE_BY_SIDE)
@@ -101,7 +101,7 @@ def timed_product(kind: Product) -> Callable[[], float]:
         for _ in range(_CALLS if gpu else 1):
             done = products(lefts, rights)
         jax.block_until_ready(done)
-        return (time.perf_counter() - start) / (_CALLS * side_by_side**2 if gpu else side_by_side)
+        return (time.perf_counter() - start) / (_CALLS * each**2 if gpu else each)
 
     run()
     return run
