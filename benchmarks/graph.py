@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from uhm import kernels, population
-from uhm.bench.subject import Setting, make
+from uhm.bench.subject import Setting, several
 
 BINS = 16
 STEPS = 100  # of the loop, whose body does not depend on it
@@ -128,15 +128,9 @@ def compiled(agent: str, members: int, setting: Setting) -> str:
         shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)  # noqa: E731
         return jax.tree.map(shape, jax.eval_shape(make))
 
-    made = make(agent, setting)
-    who = population.grid(made.data.names, range(members), {})[:members]
-    hyper = population.stack_hyper(made.hyper, who)
-    data = made.data.with_task(np.zeros(members, np.int32))
-    given = [
-        described(lambda: population.init(made.agent, who, hyper)),
-        described(lambda: hyper),
-        described(lambda: jax.tree.map(jax.numpy.asarray, data)),
-    ]
+    made = several(agent, members, setting)
+    data = lambda: jax.tree.map(jax.numpy.asarray, made.data)  # noqa: E731
+    given = [described(made.init), described(lambda: made.hyper), described(data)]
     with mock.patch.object(jax, "default_backend", lambda: "gpu"), mock.patch.object(kernels, "chosen", lambda: True):
         lowered = population.advance.lower(made.agent, *given, STEPS)
     untuned: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}  # that needs a device
@@ -149,6 +143,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, nargs="+", default=[5])
     parser.add_argument("--hidden", type=int, nargs="+", default=[512] * 4)
     parser.add_argument("--compute-dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--names", action="store_true", help="also say how many kernels of each name there are")
     args = parser.parse_args()
     setting = Setting(hidden=tuple(args.hidden), compute_dtype=args.compute_dtype)
     table = Table(box=None)
@@ -161,6 +156,9 @@ def main() -> None:
             counts = (len(names), sum("gemm" in n or "cublas" in n for n in names), sum("pallas" in n for n in names))
             wide = " ".join(f"{width:.0f}" for width in found.widths())
             table.add_row(agent, str(members), *map(str, counts), str(found.chain), wide)
+            if args.names:
+                stems = collections.Counter(re.sub(r"[.\d]+$", "", name) for name in names)
+                print(agent, members, *(f"{name} {count}" for name, count in stems.most_common()), sep=", ")
     Console(width=200).print(table)
 
 

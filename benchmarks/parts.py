@@ -14,16 +14,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from uhm import population
 from uhm.agents import core, uhm
 from uhm.agents.base import stop
 from uhm.agents.descent import State, descend, working
 from uhm.bench import Setting, median_seconds
-from uhm.bench.subject import make
+from uhm.bench.subject import several
 
 LAMBDA, K_MAX, LAYERS = 0.8, 8, 50
 
@@ -70,11 +68,8 @@ LOSSES: dict[str, Callable] = {
 
 def parts(members: int, setting: Setting) -> Iterator[tuple[str, Callable, Any, Inputs]]:
     """Name, what one turn of the loop does with what the last one left, what the first one gets, and the rest."""
-    made = make("uhm", setting)
-    who = population.grid(made.data.names, range(members), {})[:members]
-    hyper = population.stack_hyper(made.hyper, who)
-    pop = population.init(made.agent, who, hyper)
-    data = made.data.to_device().with_task(np.zeros(members, np.int32))
+    made = several("uhm", members, setting)
+    hyper, pop, data = made.hyper, made.init(), made.data.to_device()
     draw = jax.vmap(made.agent.sample, in_axes=(data.member_axes(), 0))
     batch = jax.jit(draw)(data, pop.key)
     tau = jax.random.uniform(jax.random.key(0), (members, setting.batch_size))

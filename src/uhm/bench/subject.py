@@ -54,6 +54,26 @@ def make(name: str, setting: Setting) -> Made:
     return Made(agent, _having(kind.Hyper, {"schedule": False}), data)
 
 
+class Several(NamedTuple):
+    """Members of one agent, and their data."""
+
+    agent: Any
+    who: list[population.Member]
+    hyper: Any
+    data: Dataset
+
+    def init(self) -> population.Population:
+        return population.init(self.agent, self.who, self.hyper)
+
+
+def several(name: str, members: int, setting: Setting) -> Several:
+    """All on the same task, with seeds of their own."""
+    made = make(name, setting)
+    who = population.grid(made.data.names, range(members), {})
+    hyper = population.stack_hyper(made.hyper, who)
+    return Several(made.agent, who, hyper, made.data.with_task(np.zeros(members, np.int32)))
+
+
 class Subject:
     """An agent's population, compiled and ready to be timed chunk by chunk; it holds no state in between.
 
@@ -61,12 +81,10 @@ class Subject:
     """
 
     def __init__(self, agent: str, members: int, setting: Setting, chunk: int | None = None):
-        made = make(agent, setting)
-        who = population.grid(made.data.names, range(members), {})[:members]
-        hyper = population.stack_hyper(made.hyper, who)
-        data = made.data.to_device().with_task(np.zeros(members, np.int32))
+        made = several(agent, members, setting)
+        hyper, data = made.hyper, made.data.to_device()
         self.agent, self.members, self.setting = agent, members, setting
-        self._init = lambda: jax.block_until_ready(population.init(made.agent, who, hyper))
+        self._init = lambda: jax.block_until_ready(made.init())
         state = jax.eval_shape(self._init)
         # Optimiser, targets and whatever else an update reads and writes: it cannot be faster than copying that.
         self.state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.state))
