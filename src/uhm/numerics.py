@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-_EPSILON = 1e-6  # of a variance
+EPSILON = 1e-6  # of a variance
 _Tree = TypeVar("_Tree")
-_GELU = math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715
+GELU = math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715
 
 
 def apart(tree: _Tree) -> _Tree:
@@ -98,13 +98,13 @@ def gelu(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
 
 def gate(x: Array, tanh: Callable[[Array], Array] | None = None) -> Array:
     """gelu(x) / x; by a tanh if one is given, for a kernel may have a fast one."""
-    u = x * (_GELU[0] + _GELU[1] * x * x)
+    u = x * (GELU[0] + GELU[1] * x * x)
     return jax.nn.sigmoid(2 * u) if tanh is None else 0.5 + 0.5 * tanh(u)
 
 
 def gate_slope(x: Array, gated: Array) -> Array:
     """The slope of `gelu` at x, where `gated` is its gate."""
-    return gated * (1 + 2 * x * (1 - gated) * (_GELU[0] + 3 * _GELU[1] * x * x))
+    return gated * (1 + 2 * x * (1 - gated) * (GELU[0] + 3 * GELU[1] * x * x))
 
 
 def _gelu_backward(x: Array, slope: Array) -> tuple[Array]:
@@ -124,7 +124,7 @@ def layer_norm(
 def normalised(x: Float[Array, "*batch H"]) -> tuple[Float[Array, "*batch H"], Float[Array, "*batch 1"]]:
     """(x - mean) / deviation over features, and 1 / deviation."""
     centred = x - mean(x)
-    rate = jax.lax.rsqrt(mean(centred * centred) + _EPSILON)
+    rate = jax.lax.rsqrt(mean(centred * centred) + EPSILON)
     return centred * rate, rate
 
 

@@ -27,8 +27,13 @@ DIVERGED = 1e12
 # An update's networks learn independently of one another, and one small product leaves most of a GPU idle. XLA runs one
 # kernel after the other unless told that those of a CUDA graph may overlap. It would also make one product of two that
 # share a factor (the critics at the stored action and at the policy's), and spend more on stacking and unstacking rows
-# than that gains. Other devices do not look at these.
-SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT", "xla_gpu_dot_merger_threshold_mb": 0}
+# than that gains. And it would split the products of one agent alone along their inner dimension, and add up in another
+# kernel: more programs at once, but a longer chain. Other devices do not look at these.
+SIDE_BY_SIDE = {
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+    "xla_gpu_dot_merger_threshold_mb": 0,
+    "xla_disable_hlo_passes": "splitk-rewriter",
+}
 
 # With at least so many parameters each, members are advanced one after the other on a CPU, as plain products of
 # matrices. Side by side their activations fall out of the caches: of 4x512 networks (2.5 to 10 million parameters),
@@ -139,9 +144,11 @@ def _every(
 
     def chunk(state: Any, key: Key[Array, ""], alive: Bool[Array, ""], hyper: Any, task: Any, batches: Any) -> Any:
         member = Population(state, key, alive, population.step)
-        return _chunk(agent, member, hyper, steps, functools.partial(batch_of, task), batches)
+        return _chunk(agent, member, hyper, steps, functools.partial(batch_of, task), batches, together)
 
     each = (population.state, population.key, population.alive, hyper, tasks, batches)
+    # One agent leaves a GPU idle while the last network of a step is moved; the next step's first kernels run there.
+    together = 2 if population.alive.size == 1 and jax.default_backend() == "gpu" else 1
     # Whole chunks in turn, not steps: a member's state is taken out of the stack and put back once in a chunk.
     in_turn = _one_by_one(population.state)
     state, alive, metrics = jax.lax.map(lambda one: chunk(*one), each) if in_turn else jax.vmap(chunk)(*each)
@@ -149,9 +156,12 @@ def _every(
 
 
 def _chunk(
-    agent: Agent, member: Population, hyper: Any, steps: int, batch_of: Any, batches: Any
+    agent: Agent, member: Population, hyper: Any, steps: int, batch_of: Any, batches: Any, together: int
 ) -> tuple[Any, Bool[Array, ""], Metrics]:
-    """One member's chunk (no leaf has an axis of members): its state, if it is alive, and the means of its metrics."""
+    """One member's chunk (no leaf has an axis of members): its state, if it is alive, and the means of its metrics.
+
+    So many steps `together` are one pass through the compiled loop.
+    """
 
     def one(pop: Population, batch: Any) -> tuple[Population, Metrics]:
         key_sample, key_update = step_keys(pop.key, pop.step)
@@ -166,7 +176,7 @@ def _chunk(
 
     shapes = jax.eval_shape(one, member, jax.tree.map(lambda x: x[0], batches))[1]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    (after, total), _ = jax.lax.scan(body, (member, zeros), batches, length=steps)
+    (after, total), _ = jax.lax.scan(body, (member, zeros), batches, length=steps, unroll=together)
     # Here and not at every step, which would cost 5 to 10 % of a 4x512 step on a CPU: a member that diverged goes back
     # to where the chunk began, the last state known to be sound, and stays there. Metrics tell of the parameters before
     # a step, so those after the last are looked at too.

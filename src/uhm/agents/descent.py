@@ -88,9 +88,12 @@ def _moved(
     """One network after the step: parameters, both moments, slow copy and rounded weights.
 
     Apart from the others, with which it shares a learning rate and ends in the same state: one kernel for all networks
-    would have to wait for the last gradient.
+    would have to wait for the last gradient. Gradients are not apart, or they would be stored before they are read.
     """
-    gradients, count, learning_rate, ema_rate = apart((gradients, count, learning_rate, ema_rate))
+    # In pairs, because XLA makes one kernel for many weights only where what they share is an array, which the numbers
+    # of one agent alone are not.
+    mu, *shared = apart((mu, *(jnp.stack([number, number]) for number in (count, learning_rate, ema_rate))))
+    count, learning_rate, ema_rate = (pair[0] for pair in shared)
     gradients = jax.tree.map(lambda g, p: g.astype(p.dtype), gradients, params)
     adam: Any = optax.ScaleByAdamState(count, mu, nu)
     moves, adam = _ADAM.update(gradients, adam)

@@ -15,13 +15,15 @@ so that input and target have variance 1 at every tau, F = 0 turns noise into N(
 sigma (pi / 2 of it, if it is the same all the way) in the sample.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from uhm import flow
+from uhm import flow, kernels, ode_kernel
 from uhm.agents.base import Spec
 from uhm.nets import VectorField
 
@@ -101,9 +103,24 @@ class HorizonModel(eqx.Module):
     ) -> tuple[Float[Array, "*batch S"], Bool[Array, "*batch"]]:
         """The same for given noise: follow the flow from x_0 = noise to x_1 and decode."""
         condition = self.field.condition(self._scaled(s), a, n)
-        x = flow.solve(lambda x, tau: self._velocity(x, tau, condition), noise, self.steps, self.ode)
+        x = (_followed if kernels.chosen() else HorizonModel.follow)(self, noise, condition)
         base, scale = self._code(s, n)
         return base + scale * x[..., :-1], x[..., -1] > threshold
+
+    def follow(self, noise: Float[Array, "*batch X"], c: Float[Array, "*batch H"]) -> Float[Array, "*batch X"]:
+        """x_1, from x_0 = noise; c is the field's condition."""
+        return flow.solve(lambda x, tau: self._velocity(x, tau, c), noise, self.steps, self.ode)
+
+    def schedule(self) -> ode_kernel.Schedule:
+        """What `follow` evaluates, for the kernel."""
+        moves = (0.5, 1.0) if self.ode == "midpoint" else (1.0,)
+        gap = 1 / (self.steps * len(moves))
+        tau = gap * np.arange(self.steps * len(moves))
+        root = np.sqrt((tau * self.flag_std) ** 2 + (1 - tau) ** 2)
+        table = np.tile(np.array([[1], [0], [1]], np.float32), (tau.size, 1, ode_kernel.SIZE))
+        flag = self.field.x_size - 1
+        table[:, :, flag] = np.stack([1 / root, self._skip(tau, root), self.flag_std / root], axis=-1)
+        return ode_kernel.Schedule(table, gap, tuple(move / self.steps for move in moves))
 
     def encode(
         self,
@@ -145,8 +162,11 @@ class HorizonModel(eqx.Module):
     ) -> Float[Array, "*batch X"]:
         flag, root = x[..., -1], self._root(tau)
         said = self.field(x.at[..., -1].divide(root), tau, c)
-        skip = (tau * self.flag_std**2 - (1 - tau)) / root**2
+        skip = self._skip(tau, root)
         return said.at[..., -1].set(skip * flag + self.flag_std / root * said[..., -1])
+
+    def _skip(self, tau: Any, root: Any) -> Any:
+        return (tau * self.flag_std**2 - (1 - tau)) / root**2
 
     def _root(self, tau: Float[Array, "..."]) -> Float[Array, "..."]:
         """sqrt(D): the flag's standard deviation on the path at tau."""
@@ -155,3 +175,35 @@ class HorizonModel(eqx.Module):
     def _scaled(self, s: Float[Array, "*batch S"]) -> Float[Array, "*batch S"]:
         mean, std = jax.lax.stop_gradient((self.mean, self.std))
         return (s - mean) / std
+
+
+def fused(
+    model: HorizonModel, noise: Float[Array, "*batch X"], c: Float[Array, "*batch H"]
+) -> Float[Array, "*batch X"]:
+    """`follow` by the kernel."""
+    size = noise.shape[-1]
+    x = jnp.pad(noise.reshape(-1, size), ((0, 0), (0, ode_kernel.SIZE - size)))
+    weights = ode_kernel.weights(model.field.mlp, size)
+    made = ode_kernel.solve(x, c.reshape(-1, c.shape[-1]), weights, model.schedule())
+    return made[:, :size].reshape(noise.shape)
+
+
+@jax.custom_batching.custom_vmap
+def _followed(model: HorizonModel, noise: Any, c: Any) -> Any:
+    """`follow`, by the kernel where the population is large enough for it."""
+    return model.follow(noise, c)
+
+
+@_followed.def_vmap
+def _(members: int, mapped: Any, model: HorizonModel, noise: Any, c: Any) -> tuple[Any, bool]:
+    one = jax.tree.map(lambda x, has: x[0] if has else x, (model, noise, c), tuple(mapped))
+    rows = one[1].size // one[1].shape[-1]
+    many = members >= ode_kernel.FEWEST and ode_kernel.fits(one[0].field.mlp, rows, one[1].shape[-1])
+
+    def followed(*given: Any) -> Any:
+        if not many:
+            return HorizonModel.follow(*given)
+        return jax.lax.platform_dependent(*given, default=HorizonModel.follow, cuda=fused)
+
+    axes = jax.tree.map(lambda has: 0 if has else None, tuple(mapped))
+    return jax.vmap(followed, in_axes=axes)(model, noise, c), True

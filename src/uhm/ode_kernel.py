@@ -1,0 +1,314 @@
+"""A flow model's whole ODE solve as one kernel: activations stay on the multiprocessor, weights stream through it.
+
+A program takes 64 rows of a batch through all evaluations e of the velocity,
+
+    z_1 = (in_e x) W_1 + c + tau_e w,   h_i = LayerNorm(gelu(z_i)),   z_i+1 = h_i W_i+1 + b_i+1,
+    v = skip_e x + out_e (h_L W + b),   x <- base + size_e v,   base <- x at the end of a step,
+
+where `in`, `skip` and `out` are numbers for each evaluation and dimension (the flag of `uhm.agents.horizon_model` has
+its own), and c is what state, action and horizon add to the first layer. Plain JAX launches two kernels for each of 50
+layers, and each waits for the one before it.
+
+Three warpgroups share a program. Two compute, each one half of a layer's columns: 128 sums a thread. They meet twice a
+layer, when both have added up their halves of all rows, and when both have written their halves of h. The third loads
+weights, tile by tile in the order of their use, through a ring for each of the two.
+
+The definition is `HorizonModel.follow`, in plain JAX. Written with Pallas for Mosaic GPU, which is for Hopper GPUs and
+newer. It is chosen for many agents, where it was measured faster (docs/performance.md); with few, the plain solve has
+more multiprocessors at work.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from uhm.nets import MLP
+from uhm.numerics import EPSILON, GELU
+
+ROWS = 64  # of a program: no product of a warpgroup has fewer
+SIZE = 64  # of x, padded
+FEWEST = 25  # agents of a population for which it was measured faster
+_WIDTHS = {128, 256, 512}
+_HALVES = 2  # warpgroups that compute
+_STAGES = 4  # tiles of a ring
+_COMPUTING, _LOADING = 232, 40  # registers of a thread; all threads together have 504 times 128 of them
+
+
+class Weights(NamedTuple):
+    """What a solve multiplies by and adds."""
+
+    first: Float[Array, "64 H"]
+    hidden: tuple[Float[Array, "H H"], ...]
+    last: Float[Array, "64 H"]  # see `blocks`
+    vectors: Float[Array, "V H"]  # scale and shift of every norm, then the bias of every hidden layer, then w
+    end: Float[Array, " 64"]  # bias of the last layer
+
+
+class Schedule(NamedTuple):
+    """The evaluations of a solve."""
+
+    table: Float[np.ndarray, "E 3 64"]  # in, skip and out
+    gap: float  # of tau between two of them
+    sizes: tuple[float, ...]  # of the moves that make one step
+
+
+def fits(mlp: MLP, rows: int, size: int) -> bool:
+    """Whether the kernel can solve for so many rows of an x of this size."""
+    widths = {norm.scale.shape[-1] for norm in mlp.norms}
+    whole = rows % ROWS == 0 and size <= SIZE and len(mlp.norms) > 1
+    return whole and len(widths) == 1 and widths <= _WIDTHS and mlp.compute_dtype == "bfloat16"
+
+
+def weights(mlp: MLP, size: int) -> Weights:
+    """Those of a network whose first inputs are x and tau."""
+    first, *hidden, last = mlp.layers
+    rows, columns = ((0, SIZE - size), (0, 0)), ((0, 0), (0, SIZE - size))
+    norms = [vector for norm in mlp.norms for vector in (norm.scale, norm.bias)]
+    vectors = [*norms, *(layer.bias for layer in hidden), first.weight[size].astype(jnp.float32)]
+    return Weights(
+        first=jnp.pad(first.weight[:size], rows).astype(jnp.bfloat16),
+        hidden=tuple(layer.weight.astype(jnp.bfloat16) for layer in hidden),
+        last=blocks(jnp.pad(last.weight, columns)).astype(jnp.bfloat16),
+        vectors=jnp.stack(vectors),
+        end=jnp.pad(last.bias, (0, SIZE - size)),
+    )
+
+
+def blocks(last: Float[Array, "H 64"]) -> Float[Array, "64 H"]:
+    """The last weight as the kernel reads it: blocks of 64 rows side by side, tiles as high as those of the others."""
+    width, size = last.shape
+    return last.reshape(width // size, size, size).swapaxes(0, 1).reshape(size, width)
+
+
+def solve(
+    x: Float[Array, "B 64"], c: Float[Array, "B H"], weights: Weights, schedule: Schedule, interpret: Any = None
+) -> Float[Array, "B 64"]:
+    """x at the end. `interpret` are the parameters of Pallas's interpreter, for tests."""
+    # Here, because it takes a quarter of a second, which every command would pay.
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import mosaic_gpu as gpu
+
+    rows, width = c.shape
+    half, depth = width // _HALVES, len(weights.hidden)
+    tile = min(128, half)
+    across, down, ends = half // tile, width // SIZE, width // tile  # tiles of a layer's half, and of the last layer
+    evaluations = schedule.table.shape[0]
+    of_evaluation = across + depth * down * across + ends
+    norms = 2 * (depth + 1)
+
+    def read(ref: Any, *where: Any) -> Array:
+        """From the GPU's memory, in whatever order the threads want it."""
+        return ref[where] if interpret is not None else gpu.load(ref, where, optimized=False)
+
+    def by_column(vector: Array, like: Array) -> Array:
+        return jax.lax.broadcast_in_dim(vector, like.shape, [1])
+
+    def by_row(vector: Array, like: Array) -> Array:
+        return jax.lax.broadcast_in_dim(vector, like.shape, [0])
+
+    def compute(refs: Any, scratch: dict[str, Any], who: Array, mine: Any) -> None:
+        x_ref, c_ref, weights_ref, table_ref, out_ref = refs
+        h, vectors, sums, met = scratch["h"], scratch["vectors"].at[who], scratch["sums"], scratch["met"]
+        gpu.copy_gmem_to_smem(
+            weights_ref.vectors.at[:, pl.ds(who * half, half)], vectors, scratch["vectors_there"].at[who]
+        )
+        gpu.barrier_wait(scratch["vectors_there"].at[who])
+
+        def meet(where: int) -> None:
+            gpu.barrier_arrive(met.at[where])
+            gpu.barrier_wait(met.at[where])
+
+        def slot(count: Array) -> tuple[Any, Any, Any]:
+            stage = jax.lax.rem(count, jnp.int32(_STAGES))
+            barrier = who * _STAGES + stage
+            return scratch["ring"].at[who, stage], scratch["filled"].at[barrier], scratch["emptied"].at[barrier]
+
+        def multiply(count: Array, total: Any, factor: Any) -> None:
+            weight, filled, _ = slot(count)
+            gpu.barrier_wait(filled)
+            gpu.wgmma(total, factor, weight)
+
+        def release(count: Array) -> None:
+            gpu.barrier_arrive(slot(count)[2])
+
+        def column(j: int) -> Any:
+            return pl.ds(j * tile, tile)
+
+        def normed(z: list[Array], i: Any) -> None:
+            """h becomes LayerNorm(gelu(z)), of which this warpgroup has its half, in pieces."""
+            pieces, total, squares = [], 0.0, 0.0
+            for piece in z:
+                # Twice GELU: LayerNorm does not notice.
+                piece = piece + piece * jnp.tanh(piece * (GELU[0] + GELU[1] * (piece * piece)))
+                total, squares = total + piece.sum(axis=1), squares + (piece * piece).sum(axis=1)
+                pieces.append(piece)
+            sums[0, who], sums[1, who] = total, squares
+            meet(0)
+            mean, square = ((sums[k, 0] + sums[k, 1]) * (1 / width) for k in (0, 1))
+            rate = jax.lax.rsqrt(jnp.maximum(square - mean * mean, 0.0) + 4 * EPSILON)
+            offset = -mean * rate
+            for j, piece in enumerate(pieces):
+                unit = piece * by_row(rate, piece) + by_row(offset, piece)
+                scale, shift = vectors[2 * i, column(j)], vectors[2 * i + 1, column(j)]
+                made = unit * by_column(scale, piece) + by_column(shift, piece)
+                h[:, pl.ds(who * half + j * tile, tile)] = made.astype(jnp.bfloat16)
+            gpu.commit_smem()
+            meet(1)
+
+        def evaluate(e: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            base, x = carry
+            start = e * of_evaluation
+            meet(0)  # both are done with h
+
+            @pl.when(who == 0)
+            def _() -> None:
+                h[:, pl.ds(0, SIZE)] = (x * by_column(read(table_ref, e, 0), x)).astype(jnp.bfloat16)
+                gpu.commit_smem()
+
+            meet(1)
+
+            def first(*totals: Any) -> list[Array]:
+                for j, total in enumerate(totals):
+                    multiply(start + j, total, h.at[:, pl.ds(0, SIZE)])
+                gpu.wgmma_wait(0)
+                for j in range(across):
+                    release(start + j)
+                return [total[...] for total in totals]
+
+            totals = [gpu.WGMMAAccumulatorRef((ROWS, tile), jnp.float32)] * across
+            z = pl.run_scoped(first, *totals)
+            tau = e.astype(jnp.float32) * schedule.gap
+            for j, piece in enumerate(z):
+                given = read(c_ref, mine, pl.ds(who * half + j * tile, tile))
+                z[j] = piece + given + by_column(tau * vectors[norms + depth, column(j)], piece)
+            normed(z, 0)
+
+            @pl.loop(0, depth)
+            def _(i: Array) -> None:
+                begin = start + across + i * (down * across)
+
+                def products(*totals: Any) -> list[Array]:
+                    for k in range(down):
+                        for j, total in enumerate(totals):
+                            count = begin + k * across + j
+                            multiply(count, total, h.at[:, pl.ds(k * SIZE, SIZE)])
+                            if k or j:
+                                gpu.wgmma_wait(1)
+                                release(count - 1)
+                    gpu.wgmma_wait(0)
+                    release(begin + down * across - 1)
+                    return [total[...] for total in totals]
+
+                z = pl.run_scoped(products, *totals)
+                normed([z[j] + by_column(vectors[norms + i, column(j)], z[j]) for j in range(across)], i + 1)
+
+            begin = start + across + depth * down * across
+
+            def last(total: Any) -> Array:
+                for q in range(ends):
+                    weight, filled, _ = slot(begin + q)
+                    gpu.barrier_wait(filled)
+                    for k in range(0, tile, SIZE):
+                        gpu.wgmma(total, h.at[:, pl.ds(q * tile + k, SIZE)], weight.at[:, pl.ds(k, SIZE)])
+                gpu.wgmma_wait(0)
+                for q in range(ends):
+                    release(begin + q)
+                return total[...]
+
+            said = pl.run_scoped(last, gpu.WGMMAAccumulatorRef((ROWS, SIZE), jnp.float32))
+            said += by_column(read(weights_ref.end, slice(None)), said)
+            velocity = by_column(read(table_ref, e, 1), x) * x + by_column(read(table_ref, e, 2), x) * said
+            at_end = jax.lax.rem(e, jnp.int32(len(schedule.sizes))) == len(schedule.sizes) - 1
+            size = jnp.where(at_end, jnp.float32(schedule.sizes[-1]), jnp.float32(schedule.sizes[0]))
+            x = base + size * velocity
+            moves = jnp.where(at_end, jnp.float32(1), jnp.float32(0))
+            return base + moves * (x - base), x
+
+        x = read(x_ref, mine, slice(None))
+        x, _ = jax.lax.fori_loop(0, evaluations, evaluate, (x, x))
+
+        @pl.when(who == 0)
+        def _() -> None:
+            out_ref[mine, :] = x
+
+    def load(refs: Any, scratch: dict[str, Any]) -> None:
+        weights_ref = refs[2]
+
+        def put(count: Array, tile_of: Any) -> None:
+            stage = jax.lax.rem(count, jnp.int32(_STAGES))
+            for who in range(_HALVES):
+                barrier = who * _STAGES + stage
+
+                @pl.when(count >= _STAGES)
+                def _(barrier: Array = barrier) -> None:
+                    gpu.barrier_wait(scratch["emptied"].at[barrier])
+
+                gpu.copy_gmem_to_smem(tile_of(who), scratch["ring"].at[who, stage], scratch["filled"].at[barrier])
+
+        @pl.loop(0, evaluations)
+        def _(e: Array) -> None:
+            start = e * of_evaluation
+            for j in range(across):
+                put(start + j, lambda who, j=j: weights_ref.first.at[:, pl.ds(who * half + j * tile, tile)])
+            for i, weight in enumerate(weights_ref.hidden):
+
+                @pl.loop(0, down)
+                def _(k: Array, i: int = i, weight: Any = weight) -> None:
+                    for j in range(across):
+                        count = start + across + (i * down + k) * across + j
+                        put(
+                            count,
+                            lambda who, j=j: weight.at[pl.ds(k * SIZE, SIZE), pl.ds(who * half + j * tile, tile)],
+                        )
+
+            begin = start + across + depth * down * across
+            for q in range(ends):
+                put(begin + q, lambda who, q=q: weights_ref.last.at[:, pl.ds(q * tile, tile)])
+
+        for barrier in range(_HALVES * _STAGES):  # nothing is under way when the program ends
+            gpu.barrier_wait(scratch["emptied"].at[barrier])
+
+    def body(*refs: Any, **scratch: Any) -> None:
+        refs = jax.tree.unflatten(structure, refs)
+        who = jax.lax.axis_index("warpgroup")
+        mine = pl.ds(jax.lax.axis_index("rows") * ROWS, ROWS)
+
+        @pl.when(who < _HALVES)
+        def _() -> None:
+            if interpret is None and across > 1:
+                gpu.set_max_registers(_COMPUTING, action="increase")
+            compute(refs, scratch, who, mine)
+
+        @pl.when(who == _HALVES)
+        def _() -> None:
+            if interpret is None and across > 1:
+                gpu.set_max_registers(_LOADING, action="decrease")
+            load(refs, scratch)
+
+    swizzled = gpu.TilingTransform((8, SIZE)), gpu.SwizzleTransform(128)
+    ring = _HALVES * _STAGES
+    arguments, structure = jax.tree.flatten((x, c, weights, jnp.asarray(schedule.table)))
+    structure = jax.tree.structure((x, c, weights, 0, 0))
+    return gpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(x.shape, jnp.float32),
+        scratch_types={
+            "h": gpu.SMEM((ROWS, width), jnp.bfloat16, transforms=swizzled),
+            "ring": gpu.SMEM((_HALVES, _STAGES, SIZE, tile), jnp.bfloat16, transforms=swizzled),
+            "vectors": gpu.SMEM((_HALVES, weights.vectors.shape[0], half), jnp.float32),
+            "sums": gpu.SMEM((2, _HALVES, ROWS), jnp.float32),
+            "filled": gpu.Barrier(num_barriers=ring),
+            "emptied": gpu.Barrier(num_barriers=ring),
+            "vectors_there": gpu.Barrier(num_barriers=_HALVES),
+            "met": gpu.Barrier(num_arrivals=_HALVES, num_barriers=2),
+        },
+        grid=(rows // ROWS,),
+        grid_names=("rows",),
+        num_threads=_HALVES + 1,
+        thread_name="warpgroup",
+        compiler_params=gpu.CompilerParams(approx_math=True, lowering_semantics=gpu.LoweringSemantics.Warpgroup),
+        **({} if interpret is None else {"interpret": interpret}),
+    )(*arguments)
