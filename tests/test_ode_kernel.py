@@ -11,8 +11,8 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
 from toys import K, random_data
 from uhm import kernels, ode_kernel
-from uhm.agents import horizon_model, spec_of
-from uhm.agents.horizon_model import HorizonModel
+from uhm.agents import spec_of
+from uhm.agents.horizon_model import HorizonModel, fused
 
 SPEC = spec_of(random_data(), K)
 WIDTH = 128
@@ -36,12 +36,7 @@ def given(rows: int, seed: int = 1) -> tuple[jax.Array, jax.Array]:
     return jax.random.normal(keys[0], (rows, SPEC.observation_size + 1)), jax.random.normal(keys[1], (rows, WIDTH))
 
 
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`follow` by the kernel."""
-    solve = functools.partial(ode_kernel.solve, interpret=InterpretGPUParams())
-    monkeypatch.setattr(ode_kernel, "solve", solve)
-    return horizon_model.fused
+interpreted = functools.partial(fused, interpret=InterpretGPUParams())
 
 
 def near(got: Any, wanted: Any, x: Any) -> None:
@@ -52,20 +47,20 @@ def near(got: Any, wanted: Any, x: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"ode": "euler", "steps": 3, "hidden": (WIDTH,) * 4}])
-def test_it_is_its_definition(interpreted: Any, options: dict[str, Any]):
+def test_it_is_its_definition(options: dict[str, Any]):
     """With two tiles of rows, by both solvers, and with one hidden product or three."""
     model, (noise, c) = make(**options), given(128)
     near(interpreted(model, noise, c), model.follow(noise, c), noise)
 
 
-def test_wider_halves_are_two_tiles(interpreted: Any):
+def test_wider_halves_are_two_tiles():
     model = make(hidden=(512, 512), steps=1)
     noise, _ = given(64)
     c = jax.random.normal(jax.random.key(3), (64, 512))
     near(interpreted(model, noise, c), model.follow(noise, c), noise)
 
 
-def test_agents_side_by_side(interpreted: Any):
+def test_agents_side_by_side():
     models, inputs = [make(seed) for seed in range(2)], [given(64, 5 + seed) for seed in range(2)]
     stack = lambda *leaves: jnp.stack(leaves)  # noqa: E731
     noise, c = jax.tree.map(stack, *inputs)
@@ -92,6 +87,14 @@ def test_the_schedule_of_two_midpoint_steps():
     np.testing.assert_array_equal(schedule.table[:, :, :flag], np.array([[1], [0], [1]]) * np.ones((4, 1, flag)))
 
 
+def test_where_it_was_measured_faster():
+    assert ode_kernel.pays(25, 256)
+    assert ode_kernel.pays(33, 256)
+    assert not ode_kernel.pays(34, 256)
+    assert not ode_kernel.pays(25, 512)
+    assert not ode_kernel.pays(5, 256)
+
+
 def test_what_does_not_fit_is_left_to_the_definition():
     fits = ode_kernel.fits
     size = SPEC.observation_size + 1
@@ -104,9 +107,10 @@ def test_what_does_not_fit_is_left_to_the_definition():
     assert not fits(make(layer_norm=False).field.mlp, 256, size)
 
 
-def test_it_is_chosen_for_many_agents(monkeypatch: pytest.MonkeyPatch):
+def test_it_is_chosen_by_the_number_of_agents(monkeypatch: pytest.MonkeyPatch):
     """On a GPU of the right kind; and the host gets the definition even then."""
-    monkeypatch.setattr(ode_kernel, "FEWEST", 3)
+    monkeypatch.setattr(ode_kernel, "_FEWEST_AGENTS", 3)
+    monkeypatch.setattr(ode_kernel, "_MOST_PROGRAMS", 3)
     monkeypatch.setattr(kernels, "chosen", lambda: True)
     model, s = make(), jnp.zeros((64, SPEC.observation_size))
     noise, a, n = given(64)[0], jnp.zeros((64, SPEC.action_size)), jnp.ones(64, int)
@@ -124,6 +128,7 @@ def test_it_is_chosen_for_many_agents(monkeypatch: pytest.MonkeyPatch):
     many, arguments = of(3)
     assert uses_it(many, arguments)
     assert not uses_it(*of(2))
+    assert not uses_it(*of(4))
     assert not uses_it(generate, (model, noise))
     wanted = [jax.jit(generate)(model, noise) for _ in range(3)]
     for got, one in zip(jax.jit(many)(*arguments), zip(*wanted, strict=True), strict=True):

@@ -14,8 +14,8 @@ layer, when both have added up their halves of all rows, and when both have writ
 weights, tile by tile in the order of their use, through a ring for each of the two.
 
 The definition is `HorizonModel.follow`, in plain JAX. Written with Pallas for Mosaic GPU, which is for Hopper GPUs and
-newer. It is chosen for many agents, where it was measured faster (docs/performance.md); with few, the plain solve has
-more multiprocessors at work.
+newer. It is chosen where it was measured faster (docs/performance.md): with few agents the plain solve has more
+multiprocessors at work.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +30,9 @@ from uhm.numerics import EPSILON, GELU
 
 ROWS = 64  # of a program: no product of a warpgroup has fewer
 SIZE = 64  # of x, padded
-FEWEST = 25  # agents of a population for which it was measured faster
+# It was measured faster with 25 agents and slower with five, and not at all where there are more programs than the 132
+# multiprocessors of a Hopper GPU.
+_FEWEST_AGENTS, _MOST_PROGRAMS = 25, 132
 _WIDTHS = {128, 256, 512}
 _HALVES = 2  # warpgroups that compute
 _STAGES = 4  # tiles of a ring
@@ -53,6 +55,11 @@ class Schedule(NamedTuple):
     table: Float[np.ndarray, "E 3 64"]  # in, skip and out
     gap: float  # of tau between two of them
     sizes: tuple[float, ...]  # of the moves that make one step
+
+
+def pays(members: int, rows: int) -> bool:
+    """Whether it was measured faster for so many agents, each with so many rows."""
+    return members >= _FEWEST_AGENTS and members * rows <= _MOST_PROGRAMS * ROWS
 
 
 def fits(mlp: MLP, rows: int, size: int) -> bool:

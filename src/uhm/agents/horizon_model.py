@@ -178,32 +178,31 @@ class HorizonModel(eqx.Module):
 
 
 def fused(
-    model: HorizonModel, noise: Float[Array, "*batch X"], c: Float[Array, "*batch H"]
+    model: HorizonModel, noise: Float[Array, "*batch X"], c: Float[Array, "*batch H"], interpret: Any = None
 ) -> Float[Array, "*batch X"]:
-    """`follow` by the kernel."""
+    """`follow` by the kernel, which tests interpret."""
     size = noise.shape[-1]
     x = jnp.pad(noise.reshape(-1, size), ((0, 0), (0, ode_kernel.SIZE - size)))
     weights = ode_kernel.weights(model.field.mlp, size)
-    made = ode_kernel.solve(x, c.reshape(-1, c.shape[-1]), weights, model.schedule())
+    made = ode_kernel.solve(x, c.reshape(-1, c.shape[-1]), weights, model.schedule(), interpret)
     return made[:, :size].reshape(noise.shape)
 
 
 @jax.custom_batching.custom_vmap
 def _followed(model: HorizonModel, noise: Any, c: Any) -> Any:
-    """`follow`, by the kernel where the population is large enough for it."""
+    """`follow`, by the kernel in populations for which that was measured faster."""
     return model.follow(noise, c)
 
 
 @_followed.def_vmap
 def _(members: int, mapped: Any, model: HorizonModel, noise: Any, c: Any) -> tuple[Any, bool]:
-    one = jax.tree.map(lambda x, has: x[0] if has else x, (model, noise, c), tuple(mapped))
-    rows = one[1].size // one[1].shape[-1]
-    many = members >= ode_kernel.FEWEST and ode_kernel.fits(one[0].field.mlp, rows, one[1].shape[-1])
-
-    def followed(*given: Any) -> Any:
-        if not many:
-            return HorizonModel.follow(*given)
-        return jax.lax.platform_dependent(*given, default=HorizonModel.follow, cuda=fused)
+    def followed(model: HorizonModel, noise: Any, c: Any) -> Any:
+        size = noise.shape[-1]
+        rows = noise.size // size
+        if not (ode_kernel.pays(members, rows) and ode_kernel.fits(model.field.mlp, rows, size)):
+            return model.follow(noise, c)
+        # A model that learns on the device may be asked for a sample on the host.
+        return jax.lax.platform_dependent(model, noise, c, default=HorizonModel.follow, cuda=fused)
 
     axes = jax.tree.map(lambda has: 0 if has else None, tuple(mapped))
     return jax.vmap(followed, in_axes=axes)(model, noise, c), True
