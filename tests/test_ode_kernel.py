@@ -87,12 +87,14 @@ def test_the_schedule_of_two_midpoint_steps():
     np.testing.assert_array_equal(schedule.table[:, :, :flag], np.array([[1], [0], [1]]) * np.ones((4, 1, flag)))
 
 
-def test_where_it_was_measured_faster():
+def test_where_it_was_measured_faster(monkeypatch: pytest.MonkeyPatch):
     assert ode_kernel.pays(25, 256)
     assert ode_kernel.pays(33, 256)
     assert not ode_kernel.pays(34, 256)
     assert not ode_kernel.pays(25, 512)
     assert not ode_kernel.pays(5, 256)
+    monkeypatch.setattr(jax, "__version_info__", (9, 0, 0))  # whose Pallas nobody has seen
+    assert not ode_kernel.pays(25, 256)
 
 
 def test_what_does_not_fit_is_left_to_the_definition():
@@ -109,7 +111,7 @@ def test_what_does_not_fit_is_left_to_the_definition():
 
 def test_it_is_chosen_by_the_number_of_agents(monkeypatch: pytest.MonkeyPatch):
     """On a GPU of the right kind; and the host gets the definition even then."""
-    monkeypatch.setattr(ode_kernel, "_FEWEST_AGENTS", 3)
+    monkeypatch.setattr(kernels, "ODE_AGENTS", 3)
     monkeypatch.setattr(ode_kernel, "_MOST_PROGRAMS", 3)
     monkeypatch.setattr(kernels, "chosen", lambda: True)
     model, s = make(), jnp.zeros((64, SPEC.observation_size))
