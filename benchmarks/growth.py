@@ -8,6 +8,7 @@ at most 8 steps. The longest horizon is shown for DTD and MBTD too, which pay fo
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import statistics
@@ -66,9 +67,13 @@ def measure(args: argparse.Namespace) -> list[Point]:
     """
     base = bench.Setting(hidden=tuple(args.hidden), compute_dtype=args.compute_dtype)
     todo = jobs(args.axes, base, args.largest)
-    with bench.preparing():
+    with bench.preparing(), contextlib.ExitStack() as stack:
         # The base is a point of every axis and measured once.
         programs = dict.fromkeys((agent, members, setting) for _, agent, _, members, setting in todo)
+        if args.processes > 1:
+            cache = stack.enter_context(bench.side_by_side.cache())
+            each = [(*program, args.chunk) for program in programs]
+            bench.side_by_side.each(bench.compile_update, each, args.processes, cache, print)
         made = {program: bench.fitting(bench.Subject, *program, args.chunk) for program in programs}
     points: list[Point] = []
     times: dict[Any, float] = {}
@@ -142,12 +147,15 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=200, help="largest population")
     parser.add_argument("--compute-dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--chunk", type=int, help="steps of one timed program")
+    parser.add_argument("--processes", type=int, default=1, help="that compile side by side")
     parser.add_argument("--json", type=Path, help="write what was measured, with versions and hardware")
     parser.add_argument("--draw", type=Path, nargs=2, metavar=("JSON", "PICTURE"), help="draw what was measured before")
     args = parser.parse_args()
     if args.draw:
         draw(json.loads(args.draw[0].read_text()), args.draw[1])
         return
+    if args.processes > 1:
+        bench.side_by_side.share_memory()
     measure(args)
 
 

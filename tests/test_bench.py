@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from programs import program
 from uhm import bench, cli
-from uhm.bench import turns
+from uhm.bench import side_by_side, turns
 from uhm.errors import UhmError
 from uhm.nets import MLP
 
@@ -157,6 +158,7 @@ def test_what_does_not_fit_into_memory_is_left_out(
         (["--json", "nowhere/at/all.json"], "no directory"),
         (["--markdown", "nowhere/at/all.md"], "no directory"),
         (["--gpu"], "no GPU"),
+        (["--processes", "0"], "at least 1"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,3 +241,23 @@ def test_each_draw_gets_its_own_horizon(futures: ModuleType) -> None:
     states = np.arange(3)[:, None, None, None] + np.zeros((3, 2, 4, 2))
     n = np.array([[1, 2, 3, 1], [3, 3, 2, 1]])
     assert np.array_equal(np.asarray(futures.pick(states, n))[..., 0], n - 1)
+
+
+def test_what_other_processes_compiled_is_not_compiled_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two programs and a loop on the host, each made once; the cache stays where the user wants it."""
+    before = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    try:
+        few = ["--agents", "iql", "rebrac", "--members", "1", "--hidden", "4", "--steps", "5", "--batch-size", "4"]
+        assert cli.run(["bench", "update", *few, "--processes", "2", "--host-loop"]) == 0
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
+    assert "1 member: iql : rebrac" in capsys.readouterr().out
+    made = [path.name for path in tmp_path.glob("*-cache")]
+    assert sum(name.startswith("jit_advance-") for name in made) == 2
+    with side_by_side.cache() as directory:
+        assert Path(directory).is_dir()
+    assert not Path(directory).exists()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from uhm.agents import FAMILIES, family
+from uhm.bench import side_by_side
 from uhm.bench.products import Product, products_of, timed_product
 from uhm.bench.subject import HostLoop, Setting, Subject, copy_bandwidth, median_seconds, on_gpu, random_data
 from uhm.bench.turns import measuring, preparing
@@ -33,6 +34,8 @@ __all__ = [
     "Setting",
     "Subject",
     "check",
+    "compile_loop",
+    "compile_update",
     "fitting",
     "markdown",
     "measuring",
@@ -42,6 +45,7 @@ __all__ = [
     "products_of",
     "random_data",
     "ratios",
+    "side_by_side",
     "timed_product",
     "to_json",
     "update",
@@ -76,15 +80,34 @@ def update(
     settings: Sequence[Setting] = (Setting(),),
     steps: int | None = None,
     report: Callable[[str], None] = lambda _: None,
+    processes: int = 1,
 ) -> Iterator[list[Row]]:
     """Measure all `agents` in every size of population, a list of rows for each setting; `steps` of each are timed.
 
-    What does not fit into memory has no row.
+    What does not fit into memory has no row. Several `processes` compile side by side.
     """
     check(agents, members, steps)
     names, chunk = [family(agent).name for agent in agents], None if steps is None else steps // TURNS
     for setting in settings:
-        yield _one_group(names, members, setting, chunk, report)
+        if processes == 1:
+            yield _one_group(names, members, setting, chunk, report, {})
+            continue
+        programs = [(name, size, setting, chunk) for size, name in itertools.product(members, names)]
+        with side_by_side.cache() as directory:
+            with preparing():
+                seconds = side_by_side.each(compile_update, programs, processes, directory, report)
+            yield _one_group(names, members, setting, chunk, report, dict(zip(programs, seconds, strict=True)))
+
+
+def compile_update(*program: Any) -> float | None:
+    """How long it took, for processes that fill the cache; None if there is not enough memory for it."""
+    subject = fitting(Subject, *program)
+    return None if subject is None else subject.compile_seconds
+
+
+def compile_loop(agent: str, setting: Setting) -> None:
+    """The same of a loop on the host."""
+    HostLoop(agent, setting, 1)
 
 
 def fitting(do: Callable[..., _T], *arguments: Any) -> _T | None:
@@ -111,14 +134,22 @@ def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> N
 
 
 def _one_group(
-    names: Sequence[str], sizes: Sequence[int], setting: Setting, chunk: int | None, report: Callable[[str], None]
+    names: Sequence[str],
+    sizes: Sequence[int],
+    setting: Setting,
+    chunk: int | None,
+    report: Callable[[str], None],
+    compile_seconds: Mapping[Any, float | None],
 ) -> list[Row]:
-    """The rows of programs that take turns."""
+    """The rows of programs that take turns; `compile_seconds` of those that were compiled before."""
     subjects = []
     with preparing():
         for size, name in itertools.product(sizes, names):
             report(f"compiling {name}, {size} member{'s' if size > 1 else ''}, {setting.compute_dtype}")
-            subjects.append(fitting(Subject, name, size, setting, chunk))
+            subject = fitting(Subject, name, size, setting, chunk)
+            if subject is not None:
+                subject.compile_seconds = compile_seconds.get((name, size, setting, chunk)) or subject.compile_seconds
+            subjects.append(subject)
         subjects = [subject for subject in subjects if subject is not None]
         kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.products))
         report(f"compiling {len(kinds)} matrix products")

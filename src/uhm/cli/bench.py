@@ -1,5 +1,6 @@
 """`uhm bench`."""
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ class Bench:
     """Timed steps of each agent (default: 500, fewer of large networks on a CPU)."""
     compute_dtype: tuple[Literal["float32", "bfloat16"], ...] = ("float32",)
     """Precision of matrix products, one or both."""
+    processes: int = 1
+    """Compile so many programs at once, each in a process of its own; they are measured one after the other."""
     to: Annotated[Path | None, tyro.conf.arg(name="json")] = None
     """Also write everything to this file, with versions and hardware."""
     markdown: Path | None = None
@@ -52,6 +55,10 @@ class Bench:
 
         from uhm import bench
 
+        if self.processes < 1:
+            raise UhmError(f"processes is {self.processes}, and must be at least 1.")
+        if self.processes > 1:
+            bench.side_by_side.share_memory()
         if self.gpu and not bench.on_gpu():
             raise UhmError("there is no GPU that JAX can use here: leave out --gpu, or see `uhm doctor`.")
         for path in (self.to, self.markdown):
@@ -62,10 +69,10 @@ class Bench:
         bench.check(self.agents, members, self.steps)
         sizes = {name: getattr(self, name) for name in ("hidden", "batch_size", "observation", "action", "k_max")}
         settings = [bench.Setting(**sizes, compute_dtype=kind) for kind in kinds]
-        rows = []
-        with Console(stderr=True).status("starting") as status:
-            loops = self._loops(settings[0], status) if self.gpu or self.host_loop else []
-            for new in bench.update(self.agents, members, settings, self.steps, status.update):
+        rows, several = [], bench.side_by_side.cache() if self.processes > 1 else contextlib.nullcontext("")
+        with several as cache, Console(stderr=True).status("starting") as status:
+            loops = self._loops(settings[0], status, cache) if self.gpu or self.host_loop else []
+            for new in bench.update(self.agents, members, settings, self.steps, status.update, self.processes):
                 rows += new
                 # Each time: it takes long, and something may go wrong.
                 self._write(rows, {}, settings[0])
@@ -79,12 +86,15 @@ class Bench:
                     print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
         return 0
 
-    def _loops(self, setting: Any, status: Any) -> list[Any]:
+    def _loops(self, setting: Any, status: Any, cache: str) -> list[Any]:
         """Compiled first: with one size and precision, everything is compiled before anything is measured."""
         from uhm import bench
 
         steps, loops = self.steps or (500 if bench.on_gpu() else 20), []
         with bench.preparing():
+            if cache:
+                each = [(agent, setting) for agent in self.agents]
+                bench.side_by_side.each(bench.compile_loop, each, self.processes, cache, status.update)
             for agent in self.agents:
                 status.update(f"compiling {agent} for a loop on the host")
                 loops.append(bench.HostLoop(agent, setting, steps))
