@@ -3,10 +3,11 @@
     pip install "jax[cuda12-local]"                     # XLA for GPUs; neither a GPU nor CUDA is needed
     python benchmarks/graph.py uhm dtd --members 1 5 25
 
-The program is compiled as the trainer would, for a GPU that is only described, so products are not tuned. Two kernels
-depend on each other here if one reads what the other wrote. A chain takes as long as its kernels, however many
-multiprocessors idle; and where the graph is one kernel wide for long, it is worth looking for work that could run there
-but waits, because XLA put something it needs into one kernel with something that comes late.
+The program is compiled as the trainer would, for a GPU that is only described, so products are not tuned. What is
+counted is one pass of its loop: a step, or two steps of one agent alone. Two kernels depend on each other here if one
+reads what the other wrote. A chain takes as long as its kernels, however many multiprocessors idle; and where the graph
+is one kernel wide for long, it is worth looking for work that could run there but waits, because XLA put something it
+needs into one kernel with something that comes late.
 """
 
 import argparse

@@ -113,12 +113,22 @@ def in_turn(name, monkeypatch, **changes):
     return one._replace(update=lambda *args: one.update(*args))
 
 
-def loops(one, members, data):
-    """The turns of the outermost loops of a chunk's program."""
+def scans(one, members, data):
+    """The outermost loops of a chunk's program."""
     stacked, columns = population.stack_hyper(HYPER, members), np.array([m.column for m in members], np.int32)
     pop = jax.eval_shape(lambda: population.init(one, members, stacked))
     jaxpr = population.advance.trace(one, pop, stacked, data.with_task(columns), CHUNK).jaxpr
-    return [equation.params["length"] for equation in jaxpr.eqns if equation.primitive.name == "scan"]
+    return [equation.params for equation in jaxpr.eqns if equation.primitive.name == "scan"]
+
+
+def loops(one, members, data):
+    """How often they turn."""
+    return [scan["length"] for scan in scans(one, members, data)]
+
+
+def passes(one, members, data):
+    """How many steps are one pass."""
+    return [scan["unroll"] for scan in scans(one, members, data)]
 
 
 @pytest.mark.parametrize("name", ["uhm", "dtd"])
@@ -162,6 +172,21 @@ def test_only_large_networks_take_turns_and_only_on_a_cpu(monkeypatch):
     assert population._one_by_one({"weights": large})  # an agent of one's own need not call them `params`
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert not population._one_by_one(Carried(large, large))
+
+
+def test_two_steps_of_one_agent_on_a_gpu_are_one_pass(monkeypatch):
+    """A chunk of five too, and it is the same training."""
+    data, (first, second) = random_data(2), population.grid(TASKS, [0], {})
+    usual, metrics = train(agent("rebrac-dagger"), [second], HYPER, data, CHUNK, CHUNK)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    one = agent("rebrac-dagger")
+    one = one._replace(update=lambda *args: agent("rebrac-dagger").update(*args))  # compiled for itself
+    assert (passes(one, [second], data), passes(one, [first, second], data)) == ([2], [1])
+    got, got_metrics = train(one, [second], HYPER, data, CHUNK, CHUNK)
+    assert_trees(np.testing.assert_allclose, got.state, usual.state, rtol=1e-5, atol=1e-5)
+    assert got.step == CHUNK
+    for name, value in metrics[0].items():
+        np.testing.assert_allclose(got_metrics[0][name], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["dtd", "rebrac-dagger"])
