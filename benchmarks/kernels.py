@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from rich.console import Console
 from rich.table import Table
 
@@ -97,6 +96,8 @@ def main() -> None:
         rows, width, turns, in_a_row = 16, 64, 1, 1
         launches = [launch._replace(interpret=True) for launch in (kernels.FORWARD, kernels.BACKWARD)]
         fused = lambda *given: kernels.fused(*given, *launches)  # noqa: E731
+        from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
         follow = functools.partial(horizon_model.fused, interpret=InterpretGPUParams())
     table = Table("members", "way", "kernel, ms", "XLA, ms", "error")
     for members in args.members:
@@ -106,8 +107,8 @@ def main() -> None:
             at = given[0 if way is forward else -1]
             got, wanted = (jax.jit(way, static_argnums=0)(f, at, given) for f in (fused, kernels.plain))
             table.add_row(str(members), way.__name__, *(f"{ms:.4f}" for ms in times), f"{error(got, wanted):.1e}")
-        # Rows and width that the kernel can do, interpreted too.
-        given = solves(members, max(rows, ode_kernel.ROWS), max(width, 128))
+        # Rows and width that the kernel can do.
+        given = solves(members, -(-rows // ode_kernel.ROWS) * ode_kernel.ROWS, max(width, 128))
         both = follow, HorizonModel.follow
         got, wanted = (jax.jit(jax.vmap(way))(*given) for way in both)
         # Interpreted it takes seconds.

@@ -4,6 +4,7 @@ import fcntl
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -244,9 +245,18 @@ def test_each_draw_gets_its_own_horizon(futures: ModuleType) -> None:
 
 
 def test_what_other_processes_compiled_is_not_compiled_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two programs and a loop on the host, each made once; the cache stays where the user wants it."""
+    """Two updates and their loops on the host; the cache stays where the user wants it."""
+    entries = lambda: {path.name for path in tmp_path.glob("*-cache")}  # noqa: E731
+    each, after = side_by_side.each, []
+
+    def noted(*arguments: Any) -> Any:
+        made = each(*arguments)
+        after.append(entries())
+        return made
+
+    monkeypatch.setattr(side_by_side, "each", noted)
     before = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     try:
@@ -256,8 +266,29 @@ def test_what_other_processes_compiled_is_not_compiled_again(
         jax.config.update("jax_compilation_cache_dir", before)
         compilation_cache.reset_cache()
     assert "1 member: iql : rebrac" in capsys.readouterr().out
-    made = [path.name for path in tmp_path.glob("*-cache")]
-    assert sum(name.startswith("jit_advance-") for name in made) == 2
+    loops, updates = after
+    assert sum(name.startswith("jit__lambda") for name in loops) >= 2
+    assert sum(name.startswith("jit_advance-") for name in updates) == 2
+    # What is left to this process: products alone, and other small things.
+    assert not [name for name in entries() - updates if name.startswith("jit_advance-")]
+
+
+def test_a_cache_of_its_own_is_removed() -> None:
     with side_by_side.cache() as directory:
         assert Path(directory).is_dir()
     assert not Path(directory).exists()
+
+
+def test_what_goes_wrong_in_a_process_is_said_at_once(tmp_path: Path) -> None:
+    """And what has not begun is not begun."""
+    said = []
+    with pytest.raises(UhmError, match="nobody"):
+        side_by_side.each(_fail_or_write, [(tmp_path, i) for i in range(8)], 1, str(tmp_path), said.append)
+    assert len(list(tmp_path.glob("*.done"))) < 7
+
+
+def _fail_or_write(directory: Path, i: int) -> None:
+    if i == 0:
+        raise UhmError("nobody knows")
+    time.sleep(0.2)
+    (directory / f"{i}.done").touch()

@@ -142,7 +142,7 @@ def test_where_there_is_no_such_gpu_the_definition_runs(monkeypatch: pytest.Monk
         return jax.jit(jax.grad(lambda scale: each(pair, given[1], scale, given[3]).sum()))(given[2])
 
     np.testing.assert_array_equal(slope_of(normed), slope_of(plain))
-    assert kernels.description() == "fused in bfloat16, whole ODE solves from 25 agents on"
+    assert kernels.description() == "fused in bfloat16, and of 25 agents the ODE solve"
     monkeypatch.setenv(kernels.VARIABLE, "off")
     assert not kernels.chosen()
     assert kernels.description() == "XLA's, by UHM_KERNELS"

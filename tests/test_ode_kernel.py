@@ -24,8 +24,12 @@ def make(seed: int = 0, hidden: tuple[int, ...] = (WIDTH, WIDTH), **options: Any
 
     def init(key: Any) -> HorizonModel:
         key_model, key_noise = jax.random.split(key)
-        model = HorizonModel(SPEC, key_model, hidden=hidden, **options)
-        return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(key_noise, x.shape), model)
+        leaves, structure = jax.tree.flatten(HorizonModel(SPEC, key_model, hidden=hidden, **options))
+        keys = jax.random.split(key_noise, len(leaves))
+        noisy = [x + 0.3 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)]
+        # Weights a little only: what x does would be chaos.
+        noisy = [old + 0.1 * (new - old) if old.ndim > 1 else new for old, new in zip(leaves, noisy, strict=True)]
+        return jax.tree.unflatten(structure, noisy)
 
     return jax.jit(init)(jax.random.key(seed))
 
@@ -88,13 +92,15 @@ def test_the_schedule_of_two_midpoint_steps():
 
 
 def test_where_it_was_measured_faster(monkeypatch: pytest.MonkeyPatch):
-    assert ode_kernel.pays(25, 256)
-    assert ode_kernel.pays(33, 256)
-    assert not ode_kernel.pays(34, 256)
-    assert not ode_kernel.pays(25, 512)
-    assert not ode_kernel.pays(5, 256)
+    pays = ode_kernel.pays
+    assert pays(25, 256, 512)
+    assert pays(33, 256, 512)
+    assert not pays(34, 256, 512)
+    assert not pays(25, 512, 512)
+    assert not pays(5, 256, 512)
+    assert not pays(25, 256, 256)
     monkeypatch.setattr(jax, "__version_info__", (9, 0, 0))  # whose Pallas nobody has seen
-    assert not ode_kernel.pays(25, 256)
+    assert not pays(25, 256, 512)
 
 
 def test_what_does_not_fit_is_left_to_the_definition():
@@ -107,12 +113,16 @@ def test_what_does_not_fit_is_left_to_the_definition():
     assert not fits(make(hidden=(96, 96)).field.mlp, 256, size)
     assert not fits(make(compute_dtype=None).field.mlp, 256, size)
     assert not fits(make(layer_norm=False).field.mlp, 256, size)
+    # Vectors of more layers would not fit into shared memory.
+    assert fits(make(hidden=(512,) * 5).field.mlp, 256, size)
+    assert not fits(make(hidden=(512,) * 6).field.mlp, 256, size)
 
 
 def test_it_is_chosen_by_the_number_of_agents(monkeypatch: pytest.MonkeyPatch):
     """On a GPU of the right kind; and the host gets the definition even then."""
     monkeypatch.setattr(kernels, "ODE_AGENTS", 3)
     monkeypatch.setattr(ode_kernel, "_MOST_PROGRAMS", 3)
+    monkeypatch.setattr(ode_kernel, "_MEASURED_WIDTH", WIDTH)
     monkeypatch.setattr(kernels, "chosen", lambda: True)
     model, s = make(), jnp.zeros((64, SPEC.observation_size))
     noise, a, n = given(64)[0], jnp.zeros((64, SPEC.action_size)), jnp.ones(64, int)
@@ -135,6 +145,15 @@ def test_it_is_chosen_by_the_number_of_agents(monkeypatch: pytest.MonkeyPatch):
     wanted = [jax.jit(generate)(model, noise) for _ in range(3)]
     for got, one in zip(jax.jit(many)(*arguments), zip(*wanted, strict=True), strict=True):
         np.testing.assert_allclose(got, jnp.stack(one), atol=0.02)
+    # Its gradient is that of the definition, for one agent and for many.
+    value = lambda model, noise: generate(model, noise)[0].sum()  # noqa: E731
+    slope = jax.jit(jax.vmap(jax.grad(value, argnums=1)))(*arguments)
+    monkeypatch.setattr(kernels, "chosen", lambda: False)
+    wanted = jax.jit(jax.grad(value, argnums=1))(model, noise)
+    monkeypatch.setattr(kernels, "chosen", lambda: True)
+    assert np.abs(wanted).max() > 0.1
+    for one in (*slope, jax.grad(value, argnums=1)(model, noise)):
+        np.testing.assert_allclose(one, wanted, atol=0.02 * np.abs(wanted).max())
     # Two axes of agents, one of them with one model for all.
     twice = jax.vmap(jax.vmap(generate, (None, 0)))
     assert twice(arguments[0], jnp.stack([arguments[1]] * 3))[0].shape == (3, 3, 64, SPEC.observation_size)

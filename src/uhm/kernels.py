@@ -31,7 +31,7 @@ Tanh = Callable[[Array], Array]
 VARIABLE = "UHM_KERNELS"
 _WIDTHS = (64, 128, 256, 512, 1024)
 _HOPPER = "9.0"
-ODE_AGENTS = 25  # from so many on `uhm.ode_kernel` solves ODEs: it was measured faster with 25, and slower with five
+ODE_AGENTS = 25  # `uhm.ode_kernel` was measured faster with so many, and slower with five
 
 
 class Launch(NamedTuple):
@@ -58,7 +58,7 @@ def chosen() -> bool:
 def description() -> str:
     """The choice, for people."""
     if chosen():
-        return f"fused in bfloat16, whole ODE solves from {ODE_AGENTS} agents on"
+        return f"fused in bfloat16, and of {ODE_AGENTS} agents the ODE solve"
     return f"XLA's, by {VARIABLE}" if _hopper() else "XLA's (fused ones are for Hopper GPUs)"
 
 

@@ -13,8 +13,8 @@ Three warpgroups share a program. Two compute, each one half of a layer's column
 layer, when both have added up their halves of all rows, and when both have written their halves of h. The third loads
 weights, tile by tile in the order of their use, through a ring for each of the two.
 
-The definition is `HorizonModel.follow`, in plain JAX. Written with Pallas for Mosaic GPU, which is for Hopper GPUs and
-newer. It is chosen where it was measured faster (docs/performance.md): with few agents the plain solve has more
+The definition is `HorizonModel.follow`, in plain JAX. Written with Pallas for Mosaic GPU and for Hopper's products of
+warpgroups. It is chosen where it was measured faster (docs/performance.md): with few agents the plain solve has more
 multiprocessors at work.
 """
 
@@ -34,6 +34,8 @@ SIZE = 64  # of x, padded
 _MOST_PROGRAMS = 132  # the multiprocessors of a Hopper GPU; more programs were not measured
 _JAX = {(0, 10), (0, 11)}  # what it was written for: Mosaic GPU's interface still changes
 _WIDTHS = {128, 256, 512}
+_MEASURED_WIDTH = 512
+_SHARED_MEMORY = 224 << 10  # bytes that a program may have; Hopper's 227 KB less what barriers take
 _HALVES = 2  # warpgroups that compute
 _STAGES = 4  # tiles of a ring
 _COMPUTING, _LOADING = 232, 40  # registers of a thread; all threads together have 504 times 128 of them
@@ -57,17 +59,27 @@ class Schedule(NamedTuple):
     sizes: tuple[float, ...]  # of the moves that make one step
 
 
-def pays(members: int, rows: int) -> bool:
-    """Whether it was measured faster for so many agents, each with so many rows."""
+def pays(members: int, rows: int, width: int) -> bool:
+    """Whether it was measured faster for so many agents, each with so many rows, and layers of this width."""
     known = jax.__version_info__[:2] in _JAX
-    return known and members >= kernels.ODE_AGENTS and members * rows <= _MOST_PROGRAMS * ROWS
+    few = members >= kernels.ODE_AGENTS and members * rows <= _MOST_PROGRAMS * ROWS
+    return known and few and width == _MEASURED_WIDTH
 
 
 def fits(mlp: MLP, rows: int, size: int) -> bool:
     """Whether the kernel can solve for so many rows of an x of this size."""
     widths = {norm.scale.shape[-1] for norm in mlp.norms}
     whole = rows % ROWS == 0 and size <= SIZE and len(mlp.norms) > 1
-    return whole and len(widths) == 1 and widths <= _WIDTHS and mlp.compute_dtype == "bfloat16"
+    if not (whole and len(widths) == 1 and widths <= _WIDTHS and mlp.compute_dtype == "bfloat16"):
+        return False
+    (width,) = widths
+    halves = _HALVES * _STAGES * SIZE * _tile(width)
+    return 2 * (ROWS * width + halves) + 4 * 3 * len(mlp.norms) * width <= _SHARED_MEMORY
+
+
+def _tile(width: int) -> int:
+    """Columns of a tile of weights."""
+    return min(128, width // _HALVES)
 
 
 def weights(mlp: MLP, size: int) -> Weights:
@@ -101,11 +113,12 @@ def solve(
 
     rows, width = c.shape
     half, depth = width // _HALVES, len(weights.hidden)
-    tile = min(128, half)
+    tile = _tile(width)
     across, down, ends = half // tile, width // SIZE, width // tile  # tiles of a layer's half, and of the last layer
     evaluations = schedule.table.shape[0]
     of_evaluation = across + depth * down * across + ends
     norms = 2 * (depth + 1)
+    assert max(across, ends) <= _STAGES  # tiles that are released together
 
     def read(ref: Any, *where: Any) -> Array:
         """From the GPU's memory, in whatever order the threads want it."""

@@ -90,8 +90,8 @@ def _moved(
     Apart from the others, with which it shares a learning rate and ends in the same state: one kernel for all networks
     would have to wait for the last gradient. Gradients are not apart, or they would be stored before they are read.
     """
-    # In pairs, because XLA makes one kernel for many weights only where what they share is an array, which the numbers
-    # of one agent alone are not.
+    # With mu, which makes it this network's own: barriers around the same numbers would be one. In pairs, because XLA
+    # makes one kernel for many weights only where what they share is an array, and a number of one agent alone is none.
     mu, *shared = apart((mu, *(jnp.stack([number, number]) for number in (count, learning_rate, ema_rate))))
     count, learning_rate, ema_rate = (pair[0] for pair in shared)
     gradients = jax.tree.map(lambda g, p: g.astype(p.dtype), gradients, params)

@@ -103,7 +103,7 @@ class HorizonModel(eqx.Module):
     ) -> tuple[Float[Array, "*batch S"], Bool[Array, "*batch"]]:
         """The same for given noise: follow the flow from x_0 = noise to x_1 and decode."""
         condition = self.field.condition(self._scaled(s), a, n)
-        x = (_followed if kernels.chosen() else HorizonModel.follow)(self, noise, condition)
+        x = (followed if kernels.chosen() else HorizonModel.follow)(self, noise, condition)
         base, scale = self._code(s, n)
         return base + scale * x[..., :-1], x[..., -1] > threshold
 
@@ -188,21 +188,35 @@ def fused(
     return made[:, :size].reshape(noise.shape)
 
 
+@jax.custom_vjp
+def followed(model: HorizonModel, noise: Any, c: Any) -> Any:
+    """`follow`, by the kernel in populations for which that was measured faster; its gradient is that of `follow`."""
+    return _chosen(model, noise, c)
+
+
+def _followed_backward(given: tuple[HorizonModel, Any, Any], slope: Any) -> Any:
+    return jax.vjp(HorizonModel.follow, *given)[1](slope)
+
+
+followed.defvjp(lambda *given: (_chosen(*given), given), _followed_backward)
+
+
 @jax.custom_batching.custom_vmap
-def _followed(model: HorizonModel, noise: Any, c: Any) -> Any:
-    """`follow`, by the kernel in populations for which that was measured faster."""
+def _chosen(model: HorizonModel, noise: Any, c: Any) -> Any:
     return model.follow(noise, c)
 
 
-@_followed.def_vmap
+@_chosen.def_vmap
 def _(members: int, mapped: Any, model: HorizonModel, noise: Any, c: Any) -> tuple[Any, bool]:
-    def followed(model: HorizonModel, noise: Any, c: Any) -> Any:
-        size = noise.shape[-1]
+    """By the number of members, taken to be that of the innermost axis, which it is in all agents."""
+
+    def one(model: HorizonModel, noise: Any, c: Any) -> Any:
+        size, mlp = noise.shape[-1], model.field.mlp
         rows = noise.size // size
-        if not (ode_kernel.pays(members, rows) and ode_kernel.fits(model.field.mlp, rows, size)):
+        if not (ode_kernel.pays(members, rows, c.shape[-1]) and ode_kernel.fits(mlp, rows, size)):
             return model.follow(noise, c)
         # A model that learns on the device may be asked for a sample on the host.
         return jax.lax.platform_dependent(model, noise, c, default=HorizonModel.follow, cuda=fused)
 
     axes = jax.tree.map(lambda has: 0 if has else None, tuple(mapped))
-    return jax.vmap(followed, in_axes=axes)(model, noise, c), True
+    return jax.vmap(one, in_axes=axes)(model, noise, c), True

@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -43,14 +44,14 @@ def each(
     """What `make` returns for each, in so many processes that fill the cache."""
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start, (directory,))
-    with pool:
+    try:
         waiting = [pool.submit(make, *arguments) for arguments in of]
-        try:
-            for done, _ in enumerate(concurrent.futures.as_completed(waiting), 1):
-                report(f"compiling in {processes} processes, {done} of {len(waiting)} done")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for done, one in enumerate(concurrent.futures.as_completed(waiting), 1):
+            one.result()  # what went wrong is said at once
+            report(f"compiling in {processes} processes, {done} of {len(waiting)} done")
+    finally:
+        # After an interrupt what is under way is waited for, because the directory may be removed then.
+        pool.shutdown(wait=True, cancel_futures=True)
     return [one.result() for one in waiting]
 
 
@@ -61,6 +62,7 @@ def share_memory() -> None:
 
 
 def _start(directory: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it decides
     share_memory()
     _use(directory, 0)
 
