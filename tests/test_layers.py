@@ -15,6 +15,7 @@ LAYERS = (
     "numerics",
     "kernels",
     "nets",
+    "ode_kernel",
     "flow",
     "tasks",
     "presets",
