@@ -71,9 +71,9 @@ def measure(args: argparse.Namespace) -> list[Point]:
         # The base is a point of every axis and measured once.
         programs = dict.fromkeys((agent, members, setting) for _, agent, _, members, setting in todo)
         if args.processes > 1:
-            cache = stack.enter_context(bench.side_by_side.cache())
+            cache = stack.enter_context(bench.in_processes.cache())
             each = [(*program, args.chunk) for program in programs]
-            bench.side_by_side.each(bench.compile_update, each, args.processes, cache, print)
+            bench.in_processes.each(bench.compile_update, each, args.processes, cache, print)
         made = {program: bench.fitting(bench.Subject, *program, args.chunk) for program in programs}
     points: list[Point] = []
     times: dict[Any, float] = {}
@@ -155,7 +155,7 @@ def main() -> None:
         draw(json.loads(args.draw[0].read_text()), args.draw[1])
         return
     if args.processes > 1:
-        bench.side_by_side.share_memory()
+        bench.in_processes.share_memory()
     measure(args)
 
 

@@ -18,7 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from programs import program
 from uhm import bench, cli
-from uhm.bench import side_by_side, turns
+from uhm.bench import in_processes, turns
 from uhm.errors import UhmError
 from uhm.nets import MLP
 
@@ -249,14 +249,14 @@ def test_what_other_processes_compiled_is_not_compiled_again(
 ) -> None:
     """Two updates and their loops on the host; the cache stays where the user wants it."""
     entries = lambda: {path.name for path in tmp_path.glob("*-cache")}  # noqa: E731
-    each, after = side_by_side.each, []
+    each, after = in_processes.each, []
 
     def noted(*arguments: Any) -> Any:
         made = each(*arguments)
         after.append(entries())
         return made
 
-    monkeypatch.setattr(side_by_side, "each", noted)
+    monkeypatch.setattr(in_processes, "each", noted)
     before = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     try:
@@ -274,7 +274,7 @@ def test_what_other_processes_compiled_is_not_compiled_again(
 
 
 def test_a_cache_of_its_own_is_removed() -> None:
-    with side_by_side.cache() as directory:
+    with in_processes.cache() as directory:
         assert Path(directory).is_dir()
     assert not Path(directory).exists()
 
@@ -283,7 +283,7 @@ def test_what_goes_wrong_in_a_process_is_said_at_once(tmp_path: Path) -> None:
     """And what has not begun is not begun."""
     said = []
     with pytest.raises(UhmError, match="nobody"):
-        side_by_side.each(_fail_or_write, [(tmp_path, i) for i in range(8)], 1, str(tmp_path), said.append)
+        in_processes.each(_fail_or_write, [(tmp_path, i) for i in range(8)], 1, str(tmp_path), said.append)
     assert len(list(tmp_path.glob("*.done"))) < 7
 
 

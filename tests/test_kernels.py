@@ -143,6 +143,8 @@ def test_where_there_is_no_such_gpu_the_definition_runs(monkeypatch: pytest.Monk
 
     np.testing.assert_array_equal(slope_of(normed), slope_of(plain))
     assert kernels.description() == "fused in bfloat16, and of 25 agents the ODE solve"
+    monkeypatch.setattr(jax, "__version_info__", (9, 0, 0))
+    assert kernels.description() == "fused in bfloat16"
     monkeypatch.setenv(kernels.VARIABLE, "off")
     assert not kernels.chosen()
     assert kernels.description() == "XLA's, by UHM_KERNELS"

@@ -31,6 +31,7 @@ Tanh = Callable[[Array], Array]
 VARIABLE = "UHM_KERNELS"
 _WIDTHS = (64, 128, 256, 512, 1024)
 _HOPPER = "9.0"
+_MOSAIC = {(0, 10), (0, 11)}  # versions of JAX: the interface that `uhm.ode_kernel` is written for still changes
 ODE_AGENTS = 25  # `uhm.ode_kernel` was measured faster with so many, and slower with five
 
 
@@ -55,10 +56,15 @@ def chosen() -> bool:
     return wanted == "auto" and _hopper()
 
 
+def knows_mosaic() -> bool:
+    """Whether this is a version of JAX for which the kernel of ODE solves was written."""
+    return jax.__version_info__[:2] in _MOSAIC
+
+
 def description() -> str:
     """The choice, for people."""
     if chosen():
-        return f"fused in bfloat16, and of {ODE_AGENTS} agents the ODE solve"
+        return "fused in bfloat16" + (f", and of {ODE_AGENTS} agents the ODE solve" if knows_mosaic() else "")
     return f"XLA's, by {VARIABLE}" if _hopper() else "XLA's (fused ones are for Hopper GPUs)"
 
 

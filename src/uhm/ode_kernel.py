@@ -32,9 +32,8 @@ from uhm.numerics import EPSILON, GELU
 ROWS = 64  # of a program: no product of a warpgroup has fewer
 SIZE = 64  # of x, padded
 _MOST_PROGRAMS = 132  # the multiprocessors of a Hopper GPU; more programs were not measured
-_JAX = {(0, 10), (0, 11)}  # what it was written for: Mosaic GPU's interface still changes
 _WIDTHS = {128, 256, 512}
-_MEASURED_WIDTH = 512
+_MEASURED_WIDTH = 512  # the others are for tests
 _SHARED_MEMORY = 224 << 10  # bytes that a program may have; Hopper's 227 KB less what barriers take
 _HALVES = 2  # warpgroups that compute
 _STAGES = 4  # tiles of a ring
@@ -61,9 +60,8 @@ class Schedule(NamedTuple):
 
 def pays(members: int, rows: int, width: int) -> bool:
     """Whether it was measured faster for so many agents, each with so many rows, and layers of this width."""
-    known = jax.__version_info__[:2] in _JAX
-    few = members >= kernels.ODE_AGENTS and members * rows <= _MOST_PROGRAMS * ROWS
-    return known and few and width == _MEASURED_WIDTH
+    several = members >= kernels.ODE_AGENTS and members * rows <= _MOST_PROGRAMS * ROWS
+    return kernels.knows_mosaic() and several and width == _MEASURED_WIDTH
 
 
 def fits(mlp: MLP, rows: int, size: int) -> bool:
@@ -120,6 +118,14 @@ def solve(
     norms = 2 * (depth + 1)
     assert max(across, ends) <= _STAGES  # tiles that are released together
 
+    def place(e: Any, i: Any) -> Any:
+        """Of the first tile of hidden layer i in evaluation e, among all tiles of a half; the last layer comes after."""
+        return e * of_evaluation + across + i * (down * across)
+
+    def columns(who: Any, j: int) -> Any:
+        """Those of a layer that are in tile j of a half."""
+        return pl.ds(who * half + j * tile, tile)
+
     def read(ref: Any, *where: Any) -> Array:
         """From the GPU's memory, in whatever order the threads want it."""
         return ref[where] if interpret is not None else gpu.load(ref, where, optimized=False)
@@ -175,7 +181,7 @@ def solve(
                 unit = piece * by_row(rate, piece) + by_row(offset, piece)
                 scale, shift = vectors[2 * i, column(j)], vectors[2 * i + 1, column(j)]
                 made = unit * by_column(scale, piece) + by_column(shift, piece)
-                h[:, pl.ds(who * half + j * tile, tile)] = made.astype(jnp.bfloat16)
+                h[:, columns(who, j)] = made.astype(jnp.bfloat16)
             gpu.commit_smem()
             meet(1)
 
@@ -203,13 +209,13 @@ def solve(
             z = pl.run_scoped(first, *totals)
             tau = e.astype(jnp.float32) * schedule.gap
             for j, piece in enumerate(z):
-                given = read(c_ref, mine, pl.ds(who * half + j * tile, tile))
+                given = read(c_ref, mine, columns(who, j))
                 z[j] = piece + given + by_column(tau * vectors[norms + depth, column(j)], piece)
             normed(z, 0)
 
             @pl.loop(0, depth)
             def _(i: Array) -> None:
-                begin = start + across + i * (down * across)
+                begin = place(e, i)
 
                 def products(*totals: Any) -> list[Array]:
                     for k in range(down):
@@ -226,7 +232,7 @@ def solve(
                 z = pl.run_scoped(products, *totals)
                 normed([z[j] + by_column(vectors[norms + i, column(j)], z[j]) for j in range(across)], i + 1)
 
-            begin = start + across + depth * down * across
+            begin = place(e, depth)
 
             def last(total: Any) -> Array:
                 for q in range(ends):
@@ -271,23 +277,18 @@ def solve(
 
         @pl.loop(0, evaluations)
         def _(e: Array) -> None:
-            start = e * of_evaluation
             for j in range(across):
-                put(start + j, lambda who, j=j: weights_ref.first.at[:, pl.ds(who * half + j * tile, tile)])
+                put(e * of_evaluation + j, lambda who, j=j: weights_ref.first.at[:, columns(who, j)])
             for i, weight in enumerate(weights_ref.hidden):
 
                 @pl.loop(0, down)
                 def _(k: Array, i: int = i, weight: Any = weight) -> None:
                     for j in range(across):
-                        count = start + across + (i * down + k) * across + j
-                        put(
-                            count,
-                            lambda who, j=j: weight.at[pl.ds(k * SIZE, SIZE), pl.ds(who * half + j * tile, tile)],
-                        )
+                        tile_of = lambda who, j=j: weight.at[pl.ds(k * SIZE, SIZE), columns(who, j)]  # noqa: E731
+                        put(place(e, i) + k * across + j, tile_of)
 
-            begin = start + across + depth * down * across
             for q in range(ends):
-                put(begin + q, lambda who, q=q: weights_ref.last.at[:, pl.ds(q * tile, tile)])
+                put(place(e, depth) + q, lambda who, q=q: weights_ref.last.at[:, pl.ds(q * tile, tile)])
 
         for barrier in range(_HALVES * _STAGES):  # nothing is under way when the program ends
             gpu.barrier_wait(scratch["emptied"].at[barrier])
@@ -311,8 +312,8 @@ def solve(
 
     swizzled = gpu.TilingTransform((8, SIZE)), gpu.SwizzleTransform(128)
     ring = _HALVES * _STAGES
-    arguments, structure = jax.tree.flatten((x, c, weights, jnp.asarray(schedule.table)))
-    structure = jax.tree.structure((x, c, weights, 0, 0))
+    given = x, c, weights, jnp.asarray(schedule.table)
+    structure = jax.tree.structure((*given, x))  # the last is the result
     return gpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct(x.shape, jnp.float32),
@@ -332,4 +333,4 @@ def solve(
         thread_name="warpgroup",
         compiler_params=gpu.CompilerParams(approx_math=True, lowering_semantics=gpu.LoweringSemantics.Warpgroup),
         **({} if interpret is None else {"interpret": interpret}),
-    )(*arguments)
+    )(*jax.tree.leaves(given))

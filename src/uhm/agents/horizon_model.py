@@ -116,7 +116,8 @@ class HorizonModel(eqx.Module):
         moves = (0.5, 1.0) if self.ode == "midpoint" else (1.0,)
         gap = 1 / (self.steps * len(moves))
         tau = gap * np.arange(self.steps * len(moves))
-        root = np.sqrt((tau * self.flag_std) ** 2 + (1 - tau) ** 2)
+        with jax.ensure_compile_time_eval():  # numbers, also where this is traced
+            root = np.asarray(self._root(jnp.asarray(tau)))
         table = np.tile(np.array([[1], [0], [1]], np.float32), (tau.size, 1, ode_kernel.SIZE))
         flag = self.field.x_size - 1
         table[:, :, flag] = np.stack([1 / root, self._skip(tau, root), self.flag_std / root], axis=-1)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from uhm.agents import FAMILIES, family
-from uhm.bench import side_by_side
+from uhm.bench import in_processes
 from uhm.bench.products import Product, products_of, timed_product
 from uhm.bench.subject import HostLoop, Setting, Subject, copy_bandwidth, median_seconds, on_gpu, random_data
 from uhm.bench.turns import measuring, preparing
@@ -37,6 +37,7 @@ __all__ = [
     "compile_loop",
     "compile_update",
     "fitting",
+    "in_processes",
     "markdown",
     "measuring",
     "median_seconds",
@@ -45,7 +46,6 @@ __all__ = [
     "products_of",
     "random_data",
     "ratios",
-    "side_by_side",
     "timed_product",
     "to_json",
     "update",
@@ -93,9 +93,9 @@ def update(
             yield _one_group(names, members, setting, chunk, report, {})
             continue
         programs = [(name, size, setting, chunk) for size, name in itertools.product(members, names)]
-        with side_by_side.cache() as directory:
+        with in_processes.cache() as directory:
             with preparing():
-                seconds = side_by_side.each(compile_update, programs, processes, directory, report)
+                seconds = in_processes.each(compile_update, programs, processes, directory, report)
             yield _one_group(names, members, setting, chunk, report, dict(zip(programs, seconds, strict=True)))
 
 

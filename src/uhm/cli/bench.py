@@ -58,7 +58,7 @@ class Bench:
         if self.processes < 1:
             raise UhmError(f"processes is {self.processes}, and must be at least 1.")
         if self.processes > 1:
-            bench.side_by_side.share_memory()
+            bench.in_processes.share_memory()
         if self.gpu and not bench.on_gpu():
             raise UhmError("there is no GPU that JAX can use here: leave out --gpu, or see `uhm doctor`.")
         for path in (self.to, self.markdown):
@@ -69,7 +69,7 @@ class Bench:
         bench.check(self.agents, members, self.steps)
         sizes = {name: getattr(self, name) for name in ("hidden", "batch_size", "observation", "action", "k_max")}
         settings = [bench.Setting(**sizes, compute_dtype=kind) for kind in kinds]
-        rows, several = [], bench.side_by_side.cache() if self.processes > 1 else contextlib.nullcontext("")
+        rows, several = [], bench.in_processes.cache() if self.processes > 1 else contextlib.nullcontext("")
         with several as cache, Console(stderr=True).status("starting") as status:
             loops = self._loops(settings[0], status, cache) if self.gpu or self.host_loop else []
             for new in bench.update(self.agents, members, settings, self.steps, status.update, self.processes):
@@ -94,7 +94,7 @@ class Bench:
         with bench.preparing():
             if cache:
                 each = [(agent, setting) for agent in self.agents]
-                bench.side_by_side.each(bench.compile_loop, each, self.processes, cache, status.update)
+                bench.in_processes.each(bench.compile_loop, each, self.processes, cache, status.update)
             for agent in self.agents:
                 status.update(f"compiling {agent} for a loop on the host")
                 loops.append(bench.HostLoop(agent, setting, steps))
