@@ -119,7 +119,7 @@ def solve(
     assert max(across, ends) <= _STAGES  # tiles that are released together
 
     def place(e: Any, i: Any) -> Any:
-        """Of the first tile of hidden layer i in evaluation e, among all tiles of a half; the last layer comes after."""
+        """Of the first tile of hidden layer i in evaluation e, among all of a half; the last layer comes after."""
         return e * of_evaluation + across + i * (down * across)
 
     def columns(who: Any, j: int) -> Any:
