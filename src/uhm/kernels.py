@@ -1,9 +1,9 @@
 """What stands between two products of a network, bias, GELU and LayerNorm, as one kernel each way.
 
-    h = LayerNorm(gelu(z + b))                  forward
-    dh -> dz, and db, dscale, dshift            backward; the last three are sums over rows
+    h = LayerNorm(gelu(z + b)), or gelu(z + b)      forward
+    dh -> dz, and db, dscale, dshift                backward; the last three are sums over rows
 
-XLA too makes one kernel of the way forward, but five or six of the way back. With these 25 agents take a fifth less
+XLA too makes one kernel of the way forward, but two to six of the way back. With these 25 agents take a quarter less
 time for a step (docs/performance.md, which also says what was tried and given up).
 
 `plain` is the definition and runs wherever `chosen` says no, or sizes do not fit. The kernels are written with Pallas
@@ -13,6 +13,7 @@ error of 2^-11 is an eighth of what rounding a number near 1 to bfloat16 does. P
 over rows, and those are added in one order, always, so that a run can be repeated bit by bit.
 """
 
+import dataclasses
 import functools
 import math
 import os
@@ -24,9 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from uhm.errors import UhmError
-from uhm.numerics import biased, gate, gate_slope, gelu, layer_norm, mean, normalised
-
-Tanh = Callable[[Array], Array]
+from uhm.numerics import EPSILON, MultiplyAdd, biased, gate, gate_slope, gelu, layer_norm, multiply_add
 
 VARIABLE = "UHM_KERNELS"
 _WIDTHS = (64, 128, 256, 512, 1024)
@@ -43,9 +42,9 @@ class Launch(NamedTuple):
     interpret: bool = False
 
 
-FORWARD = Launch(2, 2)
-BACKWARD = Launch(8, 2)
-_AT_ONCE = 2  # rows that a program has in hand on the way back
+FORWARD = Launch(8, 8)
+BACKWARD = Launch(8, 1)
+_PIECE = 128  # columns that a warp reads at once
 
 
 def chosen() -> bool:
@@ -74,13 +73,21 @@ def _hopper() -> bool:
 
 
 def normed(
-    z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"], scale: Float[Array, " H"], shift: Float[Array, " H"]
+    z: Float[Array, "*batch H"],
+    bias: Float[Array, "*rows H"],
+    scale: Float[Array, " H"] | None = None,
+    shift: Float[Array, " H"] | None = None,
 ) -> Float[Array, "*batch H"]:
-    """LayerNorm(gelu(z + bias)). The bias is a vector, or a matrix with a row for each row of z."""
+    """LayerNorm(gelu(z + bias)), or without a scale and a shift gelu(z + bias).
+
+    The bias is a vector, or a matrix with a row for each row of z.
+    """
     if not (chosen() and fits(z, bias)):
         return plain(z, bias, scale, shift)
     # An agent that learns on the device may be asked to act on the host.
-    return jax.lax.platform_dependent(z, bias, scale, shift, default=plain, cuda=lambda *arguments: fused(*arguments))
+    return jax.lax.platform_dependent(
+        z, bias, scale, shift, default=plain, cuda=lambda *arguments: fused(*arguments, FORWARD, BACKWARD)
+    )
 
 
 def fits(z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"]) -> bool:
@@ -91,82 +98,215 @@ def fits(z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"]) -> bool:
 
 
 def plain(
-    z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"], scale: Float[Array, " H"], shift: Float[Array, " H"]
+    z: Float[Array, "*batch H"],
+    bias: Float[Array, "*rows H"],
+    scale: Float[Array, " H"] | None = None,
+    shift: Float[Array, " H"] | None = None,
 ) -> Float[Array, "*batch H"]:
     """The definition of `normed`."""
-    return layer_norm(gelu(biased(z, bias)), scale, shift).astype(z.dtype)
+    h = gelu(biased(z, bias))
+    return (h if scale is None or shift is None else layer_norm(h, scale, shift)).astype(z.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def fused(
     z: Float[Array, "*batch H"],
     bias: Float[Array, "*rows H"],
-    scale: Float[Array, " H"],
-    shift: Float[Array, " H"],
+    scale: Float[Array, " H"] | None = None,
+    shift: Float[Array, " H"] | None = None,
     forward: Launch = FORWARD,
     backward: Launch = BACKWARD,
 ) -> Float[Array, "*batch H"]:
     """`plain` as a kernel, and its gradient as another."""
-    return _run(_forward, forward, (z, bias), (scale, shift), shares=0)[0]
+    return _made(z, bias, scale, shift, forward)[0]
 
 
-def _fused_forward(
-    z: Array, bias: Array, scale: Array, shift: Array, forward: Launch, backward: Launch
-) -> tuple[Array, tuple[Array, Array, Array]]:
-    return fused(z, bias, scale, shift, forward, backward), (z, bias, scale)
+def _made(z: Array, bias: Array, scale: Array | None, shift: Array | None, launch: Launch) -> list[Array]:
+    """The result, and with a norm mean and 1 / deviation of each row."""
+    if scale is None or shift is None:
+        return _run(_gelu_forward, launch, (z, bias))
+    return _run(_normed_forward, launch, (z, bias), (scale, shift), more=2)
 
 
-def _fused_backward(
-    forward: Launch, backward: Launch, kept: tuple[Array, Array, Array], slope: Array
-) -> tuple[Array, Array, Array, Array]:
-    z, bias, scale = kept
-    dz, shares = _run(_backward, backward, (z, bias, slope), (scale,), shares=3)
-    dbias, dscale, dshift = shares.sum(0)
-    return dz, dbias if bias.ndim == 1 else dz.astype(bias.dtype), dscale, dshift
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """For the way back. A network that does not learn, as the critics in the actor's loss, needs no sums over rows."""
+
+    z: Array
+    bias: Array
+    scale: Array | None
+    numbers: tuple[Array, ...]  # mean and 1 / deviation of each row
+    learns: bool = dataclasses.field(metadata={"static": True})
 
 
-fused.defvjp(_fused_forward, _fused_backward)
+def _fused_forward(z: Any, bias: Any, scale: Any, shift: Any, forward: Launch, backward: Launch) -> tuple[Array, _Kept]:
+    of_norm = [None if vector is None else vector.value for vector in (scale, shift)]
+    h, *numbers = _made(z.value, bias.value, of_norm[0], of_norm[1], forward)
+    vectors = [vector for vector in (scale, shift, bias) if vector is not None and vector.value.ndim == 1]
+    return h, _Kept(z.value, bias.value, of_norm[0], tuple(numbers), any(vector.perturbed for vector in vectors))
 
 
-def _forward(tanh: Tanh, z: Any, bias: Any, scale: Any, shift: Any, h: Any) -> None:
-    scales, shifts = scale[...], shift[...]
-    x = _float(z) + _float(bias)
-    unit, _ = normalised(x * gate(x, tanh))
-    h[...] = (unit * scales + shifts).astype(h.dtype)
+def _fused_backward(forward: Launch, backward: Launch, kept: _Kept, slope: Any) -> tuple[Array | None, ...]:
+    by_row = kept.z, kept.bias, slope
+    if kept.scale is None:
+        dz, *shares = _run(_gelu_backward, backward, by_row, shares=1 if kept.learns else 0)
+    else:
+        dz, *shares = _run(_normed_backward, backward, by_row, (kept.scale,), kept.numbers, shares=3 * kept.learns)
+    dbias, dscale, dshift = [*(shares[0].sum(0) if shares else []), None, None, None][:3]
+    return dz, dbias if kept.bias.ndim == 1 else dz.astype(kept.bias.dtype), dscale, dshift
 
 
-def _backward(tanh: Tanh, z: Any, bias: Any, slope: Any, scale: Any, dz: Any, shares: Any) -> None:
+fused.defvjp(_fused_forward, _fused_backward, symbolic_zeros=True)
+
+
+class _How(NamedTuple):
+    """What kernels compute with, and rows that a program has in hand at once."""
+
+    tanh: Callable[[Array], Array]
+    fma: MultiplyAdd
+    at_once: int
+
+
+def _normed_forward(how: _How, z: Any, bias: Any, scale: Any, shift: Any, h: Any, means: Any, rates: Any) -> None:
+    fma, columns, width = how.fma, _columns(z), z.shape[1]
+    y = [x * gate(x, how.tanh, fma) for x in (_float(z, c) + _float(bias, c) for c in columns)]
+    mean = functools.reduce(jnp.add, y).sum(1) / width
+    y = [piece - mean[:, None] for piece in y]
+    squares = jnp.zeros(y[0].shape)
+    for piece in y:
+        squares = fma(piece, piece, squares)
+    rate = jax.lax.rsqrt(squares.sum(1) / width + EPSILON)
+    for c, piece in zip(columns, y, strict=True):
+        h[:, c] = fma(piece * rate[:, None], scale[c], shift[c]).astype(h.dtype)
+    means[...], rates[...] = mean, rate
+
+
+def _gelu_forward(how: _How, z: Any, bias: Any, h: Any) -> None:
+    for c in _columns(z):
+        x = _float(z, c) + _float(bias, c)
+        h[:, c] = (x * gate(x, how.tanh, how.fma)).astype(h.dtype)
+
+
+def _normed_backward(
+    how: _How, z: Any, bias: Any, slope: Any, means: Any, rates: Any, scale: Any, dz: Any, *shares: Any
+) -> None:
+    fma, columns, width = how.fma, _columns(z), z.shape[1]
+
+    def some(rows: Any, given: list[tuple[Array, Array]]) -> list[tuple[Array, ...]]:
+        rate = rates[rows][:, None]
+        offset, pieces, first, second = -means[rows][:, None] * rate, [], *[jnp.zeros(given[0][0].shape)] * 2
+        for c, (x, g) in zip(columns, given, strict=True):
+            gated = gate(x, how.tanh, fma)
+            unit, scaled = fma(x * gated, rate, offset), g * scale[c]
+            first, second = first + scaled, fma(scaled, unit, second)
+            pieces.append((x, gated, unit, g, scaled))
+        first, second = (-rate * total.sum(1)[:, None] / width for total in (first, second))
+        made = []
+        for x, gated, unit, g, scaled in pieces:
+            dx = fma(unit, second, fma(scaled, rate, first)) * gate_slope(x, gated, fma)
+            made.append((dx, g * unit, g))
+        return made
+
+    _row_by_row(how, (z, bias, slope), some, dz, *shares)
+
+
+def _gelu_backward(how: _How, z: Any, bias: Any, slope: Any, dz: Any, *shares: Any) -> None:
+    def some(rows: Any, given: list[tuple[Array, Array]]) -> list[tuple[Array, ...]]:
+        return [(g * gate_slope(x, gate(x, how.tanh, how.fma), how.fma),) for x, g in given]
+
+    _row_by_row(how, (z, bias, slope), some, dz, *shares)
+
+
+def _row_by_row(
+    how: _How, by_row: tuple[Any, Any, Any], some: Callable[[Any, Any], list[tuple[Array, ...]]], dz: Any, *shares: Any
+) -> None:
+    """A program's way back: `some` rows at once, given z + bias and the slope of the result.
+
+    It returns the slope of z and, where sums over rows are asked for, what else is added up.
+    """
     from jax.experimental import pallas as pl
 
-    scales, at_once = scale[...], math.gcd(_AT_ONCE, z.shape[0])
+    z, bias, slope = by_row
+    columns, turns = _columns(z), z.shape[0] // how.at_once
 
-    def some(i: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        rows = pl.ds(i * at_once, at_once), slice(None)
-        x = _float(z, rows) + (_float(bias, rows) if len(bias.shape) > 1 else _float(bias))
-        g, gated = _float(slope, rows), gate(x, tanh)
-        unit, rate = normalised(x * gated)
-        dscale, dshift = (g * unit).sum(0), g.sum(0)
-        g *= scales
-        g = rate * (g - mean(g) - unit * mean(g * unit)) * gate_slope(x, gated)
-        dz[rows] = g.astype(dz.dtype)
-        return tuple(a + b for a, b in zip(sums, (g.sum(0), dscale, dshift), strict=True))
+    def rows_of(turn: Array | int) -> Any:
+        return pl.ds(turn * how.at_once, how.at_once)
 
-    zeros = (jnp.zeros(z.shape[1]),) * 3
-    shares[0, 0], shares[0, 1], shares[0, 2] = jax.lax.fori_loop(0, z.shape[0] // at_once, some, zeros)
+    def fetched(turn: Array | int) -> list[tuple[Array, Array]]:
+        return [(z[rows_of(turn), c], slope[rows_of(turn), c]) for c in columns]
+
+    def one(turn: Array, carry: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+        at_hand, sums = carry
+        # The next rows are under way while these are computed. After the last these come again, and are not used.
+        coming, rows = fetched(jnp.minimum(turn + 1, turns - 1)), rows_of(turn)
+        given = [
+            (x.astype(jnp.float32) + _float(bias, c, rows), g.astype(jnp.float32))
+            for c, (x, g) in zip(columns, at_hand, strict=True)
+        ]
+        made = some(rows, given)
+        for c, (first, *_) in zip(columns, made, strict=True):
+            dz[rows, c] = first.astype(dz.dtype)
+        return coming, jax.tree.map(jnp.add, sums, made) if shares else sums
+
+    # Of every row at hand by itself: a sum over rows is one over warps, which have to wait for one another.
+    count = shares[0].shape[1] if shares else 0
+    zeros = [(jnp.zeros((how.at_once, c.size)),) * count for c in columns]
+    _, sums = jax.lax.fori_loop(0, turns, one, (fetched(0), zeros))
+    for c, of_piece in zip(columns, sums, strict=True):
+        for k, total in enumerate(of_piece):
+            shares[0][0, k, c] = total.sum(0)
+
+
+def _columns(z: Any) -> list[Any]:
+    from jax.experimental import pallas as pl
+
+    piece = min(z.shape[1], _PIECE)
+    return [pl.ds(i, piece) for i in range(0, z.shape[1], piece)]
+
+
+def _how(launch: Launch) -> _How:
+    from jax.experimental.pallas import triton
+
+    at_once = math.gcd(launch.rows, launch.warps)
+    return _How(_exact_tanh, multiply_add, at_once) if launch.interpret else _How(triton.approx_tanh, _fma, at_once)
 
 
 def _exact_tanh(x: Array) -> Array:
     return jnp.tanh(x)
 
 
-def _float(ref: Any, rows: Any = ...) -> Array:
-    return ref[rows].astype(jnp.float32)
+def _fma(a: Any, b: Any, c: Any) -> Array:
+    """a b + c in one instruction: left to itself, Triton makes two of it here."""
+    from jax.experimental.pallas import triton
+
+    a, b, c = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.float32) for x in (a, b, c)))
+    like = jax.ShapeDtypeStruct(a.shape, a.dtype)
+    (made,) = triton.elementwise_inline_asm(
+        "fma.rn.f32 $0, $1, $2, $3;", args=[a, b, c], constraints="=f,f,f,f", pack=1, result_shape_dtypes=[like]
+    )
+    return made
+
+
+def _float(ref: Any, columns: Any, rows: Any = slice(None)) -> Array:
+    """Of a matrix those rows, or all; of a vector one row for all."""
+    return (ref[rows, columns] if len(ref.shape) > 1 else ref[columns]).astype(jnp.float32)
 
 
 def _run(
-    kernel: Callable[..., None], launch: Launch, by_row: tuple[Array, ...], vectors: tuple[Array, ...], shares: int
+    kernel: Callable[..., None],
+    launch: Launch,
+    by_row: tuple[Array, ...],
+    vectors: tuple[Array, ...] = (),
+    numbers: tuple[Array, ...] = (),
+    more: int = 0,
+    shares: int = 0,
 ) -> list[Array]:
-    """A kernel over tiles of rows: an array like the first, and of every program `shares` sums over its rows."""
+    """A kernel over tiles of rows. What is given has a row for each (a bias may have one for all), or a number.
+
+    What comes out is an array like the first, so many `more` numbers of each row, and of every program `shares` sums
+    over its rows.
+    """
     # Here, because it takes a quarter of a second, which every command would pay.
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
@@ -175,21 +315,24 @@ def _run(
     width, count = shape[-1], by_row[0].size // shape[-1]
     programs = count // launch.rows
     rows = pl.BlockSpec((launch.rows, width), lambda i: (i, 0))
+    number = pl.BlockSpec((launch.rows,), lambda i: (i,))
     vector = pl.BlockSpec((width,), lambda i: (0,))
-    # A bias may be either.
-    arguments = [x.reshape(-1, width) if x.ndim > 1 else x for x in (*by_row, *vectors)]
-    outputs = [(rows, jax.ShapeDtypeStruct((count, width), dtype))]
+    like = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
+    outputs = [(rows, jax.ShapeDtypeStruct((count, width), dtype)), *[(number, like(count))] * more]
     if shares:
-        share = pl.BlockSpec((1, shares, width), lambda i: (i, 0, 0))
-        outputs.append((share, jax.ShapeDtypeStruct((programs, shares, width), jnp.float32)))
+        outputs.append((pl.BlockSpec((1, shares, width), lambda i: (i, 0, 0)), like(programs, shares, width)))
     first, *rest = pl.pallas_call(
-        functools.partial(kernel, _exact_tanh if launch.interpret else triton.approx_tanh),
+        functools.partial(kernel, _how(launch)),
         grid=(programs,),
-        in_specs=[rows if x.ndim > 1 else vector for x in arguments],
+        in_specs=[
+            *(rows if x.ndim > 1 else vector for x in by_row),
+            *[number] * len(numbers),
+            *[vector] * len(vectors),
+        ],
         out_specs=[spec for spec, _ in outputs],
         out_shape=[like for _, like in outputs],
         compiler_params=None if launch.interpret else triton.CompilerParams(num_warps=launch.warps, num_stages=1),
         interpret=launch.interpret,
-        name="normed" + kernel.__name__,
-    )(*arguments)
+        name=kernel.__name__[1:],
+    )(*(x.reshape(-1, width) if x.ndim > 1 else x for x in by_row), *numbers, *vectors)
     return [first.reshape(shape), *rest]

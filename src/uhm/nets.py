@@ -10,6 +10,7 @@ have rounded gradients then.
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_args
 
@@ -20,7 +21,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from uhm.errors import unknown
 from uhm.kernels import normed
-from uhm.numerics import biased, gelu, product
+from uhm.numerics import biased, product
 
 HIDDEN = (512, 512, 512, 512)
 Embedding = Literal["sincos", "scalar", "onehot", "none"]
@@ -92,10 +93,7 @@ class MLP(eqx.Module):
     def after_first(self, z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"]) -> Float[Array, "*batch O"]:
         """The rest of the network, given the first product and what is added: a vector, or a row for each."""
         for i, layer in enumerate(self.layers[1:]):
-            if self.norms:
-                h = normed(z, bias, self.norms[i].scale, self.norms[i].bias)
-            else:
-                h = gelu(biased(z, bias))
+            h = normed(z, bias, *((self.norms[i].scale, self.norms[i].bias) if self.norms else ()))
             z = product(h, layer.weight, self.compute_dtype, hands_on=layer is not self.layers[-1])
             bias = layer.bias
         return biased(z, bias)
@@ -128,7 +126,9 @@ class Critic(eqx.Module):
         self, s: Float[Array, "*batch S"], a: Float[Array, "*batch A"] | None = None
     ) -> Float[Array, "E *batch"]:
         x = _join(s, a)
-        return jax.vmap(lambda member: member(x))(self.ensemble)[..., 0]
+        # Once for each: of one product with the weights of all XLA would have to bring the result into their order.
+        members = self.ensemble.layers[0].bias.shape[0]
+        return jax.vmap(MLP.__call__)(self.ensemble, jnp.broadcast_to(x, (members, *x.shape)))[..., 0]
 
 
 class Actor(eqx.Module):
@@ -257,10 +257,14 @@ def rounded(tree: Any) -> list[Float[Array, "..."]]:
     return [layer.weight.astype(mlp.compute_dtype) for mlp in _rounding(tree) for layer in mlp.layers]
 
 
-def with_rounded(tree: _Tree, weights: list[Float[Array, "..."]]) -> _Tree:
-    """The tree with its weights replaced by what `rounded` made of them."""
-    places = lambda tree: [layer.weight for mlp in _rounding(tree) for layer in mlp.layers]  # noqa: E731
-    return eqx.tree_at(places, tree, weights) if weights else tree
+def weights(tree: Any) -> list[Any]:
+    """Those that `rounded` rounds."""
+    return [layer.weight for mlp in _rounding(tree) for layer in mlp.layers]
+
+
+def with_weights(tree: _Tree, new: Sequence[Array]) -> _Tree:
+    """The tree with other arrays in their place."""
+    return eqx.tree_at(weights, tree, new) if new else tree
 
 
 def _rounding(tree: Any) -> list[MLP]:

@@ -8,14 +8,15 @@ had more time between the products than in them. Bias and GELU gained 2 % there;
 import functools
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 EPSILON = 1e-6  # of a variance
 _Tree = TypeVar("_Tree")
+MultiplyAdd = Callable[[Any, Any, Any], Array]
 GELU = math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715
 
 
@@ -68,6 +69,22 @@ def _matmul(a: Float[Array, "*batch I"], b: Float[Array, "I O"], out: str) -> Fl
     )
 
 
+def halves(x: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], Int[Array, "*shape"]]:
+    """x rounded to bfloat16, and the 16 bits by which it differs from that: together they are x, exactly.
+
+    Half a unit is rounded away from zero, for the difference must be less than one of 16 bits.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32) + 0x8000
+    rest = (bits & 0xFFFF) - 0x8000
+    return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.int16), jnp.bfloat16), rest.astype(jnp.int16)
+
+
+def whole(rounded: Float[Array, "*shape"], rest: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """What `halves` were made of."""
+    upper = jax.lax.bitcast_convert_type(rounded, jnp.int16).astype(jnp.int32) << 16
+    return jax.lax.bitcast_convert_type(upper + rest.astype(jnp.int32), jnp.float32)
+
+
 def biased(y: Float[Array, "*batch O"], bias: Float[Array, "*rows O"]) -> Float[Array, "*batch O"]:
     """y + b, for a vector b, or a matrix with a row for each row of y."""
     return _biased(y, bias) if bias.ndim == 1 else y + bias
@@ -87,6 +104,11 @@ def _biased_backward(like: Array, slope: Array) -> tuple[Array, Array]:
 _biased.defvjp(lambda y, bias: (y + bias, y), _biased_backward)
 
 
+def multiply_add(a: Array | float, b: Array, c: Array | float) -> Array:
+    """a b + c, which a GPU can do in one instruction."""
+    return a * b + c
+
+
 @jax.custom_vjp
 def gelu(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
     """x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), written as x sigmoid(2u).
@@ -96,15 +118,15 @@ def gelu(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
     return x * gate(x)
 
 
-def gate(x: Array, tanh: Callable[[Array], Array] | None = None) -> Array:
+def gate(x: Array, tanh: Callable[[Array], Array] | None = None, fma: MultiplyAdd = multiply_add) -> Array:
     """gelu(x) / x; by a tanh if one is given, for a kernel may have a fast one."""
-    u = x * (GELU[0] + GELU[1] * x * x)
-    return jax.nn.sigmoid(2 * u) if tanh is None else 0.5 + 0.5 * tanh(u)
+    u = x * fma(GELU[1], x * x, GELU[0])
+    return jax.nn.sigmoid(2 * u) if tanh is None else fma(0.5, tanh(u), 0.5)
 
 
-def gate_slope(x: Array, gated: Array) -> Array:
-    """The slope of `gelu` at x, where `gated` is its gate."""
-    return gated * (1 + 2 * x * (1 - gated) * (GELU[0] + 3 * GELU[1] * x * x))
+def gate_slope(x: Array, gated: Array, fma: MultiplyAdd = multiply_add) -> Array:
+    """The slope of `gelu` at x, where `gated` is its gate: with g = gated, g + g (1 - g) 2 x du/dx."""
+    return fma(fma(-gated, gated, gated), x * fma(6 * GELU[1], x * x, 2 * GELU[0]), gated)
 
 
 def _gelu_backward(x: Array, slope: Array) -> tuple[Array]:

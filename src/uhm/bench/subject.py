@@ -178,7 +178,7 @@ def _enough(gigaflops: float, members: int) -> int:
     On a CPU a member's state is copied once in a chunk, so chunks are as long for many members as for one.
     """
     if on_gpu():
-        return max(10, min(100, int(40_000 / gigaflops)))
+        return max(10, min(200, int(80_000 / gigaflops)))
     return max(5, min(100, int(150 * members / gigaflops)))
 
 

@@ -65,13 +65,14 @@ class Bench:
             if path is not None and not path.parent.is_dir():
                 raise UhmError(f"there is no directory {path.parent} to write {path.name} into.")
         members = (1, 5, 25, 100) if self.gpu else self.members
-        kinds = ("float32", "bfloat16") if self.gpu else tuple(dict.fromkeys(self.compute_dtype))
+        kinds = ("bfloat16", "float32") if self.gpu else tuple(dict.fromkeys(self.compute_dtype))
         bench.check(self.agents, members, self.steps)
         sizes = {name: getattr(self, name) for name in ("hidden", "batch_size", "observation", "action", "k_max")}
         settings = [bench.Setting(**sizes, compute_dtype=kind) for kind in kinds]
         rows, several = [], bench.in_processes.cache() if self.processes > 1 else contextlib.nullcontext("")
         with several as cache, Console(stderr=True).status("starting") as status:
-            loops = self._loops(settings[0], status, cache) if self.gpu or self.host_loop else []
+            as_usual = min(settings, key=lambda setting: setting.compute_dtype != "float32")  # most code's precision
+            loops = self._loops(as_usual, status, cache) if self.gpu or self.host_loop else []
             for new in bench.update(self.agents, members, settings, self.steps, status.update, self.processes):
                 rows += new
                 # Each time: it takes long, and something may go wrong.
