@@ -13,11 +13,13 @@ error of 2^-11 is an eighth of what rounding a number near 1 to bfloat16 does. P
 over rows, and those are added in one order, always, so that a run can be repeated bit by bit.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -43,7 +45,10 @@ class Launch(NamedTuple):
 
 
 FORWARD = Launch(8, 8)
-BACKWARD = Launch(8, 1)
+BACKWARD = Launch(8, 1)  # of many agents
+OF_FEW = Launch(4, 1)  # backward too: programs of one warp for more multiprocessors, but more shares to be added
+MANY = 25  # agents; between five and these nothing was measured
+_agents: contextvars.ContextVar[int] = contextvars.ContextVar("agents", default=1)
 _PIECE = 128  # columns that a warp reads at once
 
 
@@ -58,6 +63,16 @@ def chosen() -> bool:
 def knows_mosaic() -> bool:
     """Whether this is a version of JAX for which the kernel of ODE solves was written."""
     return jax.__version_info__[:2] in _MOSAIC
+
+
+@contextlib.contextmanager
+def for_agents(count: int) -> Iterator[None]:
+    """While a program for so many agents side by side is traced, which a kernel cannot see: vmap adds them later."""
+    token = _agents.set(count)
+    try:
+        yield
+    finally:
+        _agents.reset(token)
 
 
 def description() -> str:
@@ -84,9 +99,10 @@ def normed(
     """
     if not (chosen() and fits(z, bias)):
         return plain(z, bias, scale, shift)
+    backward = BACKWARD if _agents.get() >= MANY else OF_FEW
     # An agent that learns on the device may be asked to act on the host.
     return jax.lax.platform_dependent(
-        z, bias, scale, shift, default=plain, cuda=lambda *arguments: fused(*arguments, FORWARD, BACKWARD)
+        z, bias, scale, shift, default=plain, cuda=lambda *arguments: fused(*arguments, FORWARD, backward)
     )
 
 

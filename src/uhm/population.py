@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from uhm import kernels
 from uhm.agents import descent
 from uhm.agents.base import Agent, Metrics
 from uhm.data.dataset import Dataset
@@ -43,10 +44,6 @@ SIDE_BY_SIDE = {
 # 4x128 loses as often as it gains, and 2x64 (up to 0.06 million) would lose up to a fifth. Only shapes and the device
 # decide, so a resumed run decides as before.
 LARGE = 500_000
-
-# So many fill a GPU, and memory is what they wait for. Batches drawn ahead and weights in halves (see `Loop`) make the
-# step of 25 UHM agents 1.3 and 4.4 % shorter, and that of five 0.9 and 0.3 % longer. Between them nothing was measured.
-MANY = 25
 
 
 class Member(NamedTuple):
@@ -148,7 +145,7 @@ def _every(
     """The chunks of all members, side by side or one after the other."""
 
     gpu, members = jax.default_backend() == "gpu", population.alive.size
-    many = gpu and members >= MANY
+    many = gpu and members >= kernels.MANY
     # One agent leaves a GPU idle while the last network of a step is moved; the next step's first kernels run there.
     loop = Loop(ahead=many and batches is None, together=2 if gpu and members == 1 else 1, halved=many)
 
@@ -159,7 +156,8 @@ def _every(
     each = (population.state, population.key, population.alive, hyper, tasks, batches)
     # Whole chunks in turn, not steps: a member's state is taken out of the stack and put back once in a chunk.
     in_turn = _one_by_one(population.state)
-    state, alive, metrics = jax.lax.map(lambda one: chunk(*one), each) if in_turn else jax.vmap(chunk)(*each)
+    with kernels.for_agents(members):
+        state, alive, metrics = jax.lax.map(lambda one: chunk(*one), each) if in_turn else jax.vmap(chunk)(*each)
     return Population(state, population.key, alive, population.step + steps), metrics
 
 
@@ -168,7 +166,9 @@ class Loop(NamedTuple):
 
     `ahead`: a step draws the batch of the next one. What learns on it can start at once then; else a GPU has nothing to
     do while random numbers are drawn and rows gathered. `together`: so many steps are one pass through the loop.
-    `halved`: weights that are there rounded, too, are passed on in two halves (`uhm.agents.descent`).
+    `halved`: weights that are there rounded, too, are passed on in two halves (`uhm.agents.descent`). `ahead` and
+    `halved` make the step of 25 UHM agents 1.3 and 4.4 % shorter, which wait for memory, and that of five 0.9 and 0.3 %
+    longer.
     """
 
     ahead: bool
