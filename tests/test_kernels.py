@@ -1,5 +1,6 @@
 """Fused kernels against their definition, interpreted; on a GPU benchmarks/kernels.py compares them."""
 
+import re
 from typing import Any
 
 import jax
@@ -50,6 +51,54 @@ def test_kernels_are_their_definition(rows_of_bias: bool, forward_rows: int, bac
     got = value_and_slopes(interpreted(forward_rows, backward_rows), *given)
     for mine, wanted in zip(got, value_and_slopes(plain, *given), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("rows_of_bias", [False, True])
+@pytest.mark.parametrize(("dtype", "unit"), [(jnp.float32, 1e-5), (jnp.bfloat16, 2**-8)])
+def test_without_a_norm_too(rows_of_bias: bool, dtype: Any, unit: float):
+    z, bias, _, _, slope = arguments(dtype, rows_of_bias, 2, 12)
+    launches = Launch(4, 2, interpret=True), Launch(8, 4, interpret=True)
+    value, pull = jax.vjp(lambda z, bias: fused(z, bias, None, None, *launches), z, bias)
+    exact, exact_pull = jax.vjp(plain, z.astype(jnp.float32), bias)
+    got, wanted = (value, *pull(slope)), (exact, *exact_pull(slope.astype(jnp.float32)))
+    assert [x.dtype for x in got] == [dtype, dtype, jnp.float32]
+    for mine, right in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(mine.astype(jnp.float32), right, rtol=unit, atol=1e-5 * np.abs(right).max())
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_what_does_not_learn_has_no_sums_over_rows(norm: bool):
+    """As critics in the actor's loss, of which only the slope of their input is wanted."""
+    z, bias, scale, shift, slope = arguments(jnp.float32, False, 16)
+    vectors = [bias, scale, shift] if norm else [bias]
+    run = lambda z, *vectors: fused(z, *(*vectors, None, None)[:3], *[Launch(8, 4, interpret=True)] * 2)  # noqa: E731
+
+    def backward(learns: bool) -> Any:
+        def total(z: jax.Array, vectors: list[jax.Array]) -> jax.Array:
+            return (run(z, *(vectors if learns else jax.lax.stop_gradient(vectors))) * slope).sum()
+
+        return lambda z: jax.grad(total, (0, 1))(z, vectors)
+
+    shapes = {}
+    for learns in (False, True):
+        calls = [e for e in jax.make_jaxpr(backward(learns))(z).eqns if e.primitive.name == "pallas_call"]
+        shapes[learns] = [variable.aval.shape for variable in calls[-1].outvars]
+    assert shapes == {False: [(16, WIDTH)], True: [(16, WIDTH), (2, 3 if norm else 1, WIDTH)]}
+    np.testing.assert_allclose(backward(False)(z)[0], backward(True)(z)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_few_agents_and_many_have_programs_of_their_own_size(monkeypatch: pytest.MonkeyPatch):
+    given = arguments(jnp.bfloat16, False, 16)
+    monkeypatch.setattr(kernels, "_hopper", lambda: True)
+
+    def programs(agents: int) -> set[tuple[int, ...]]:
+        with kernels.for_agents(agents):
+            slope_of_z = lambda z: jax.vjp(lambda z: normed(z, *given[1:4]), z)[1](given[4])  # noqa: E731
+            text = str(jax.make_jaxpr(slope_of_z)(given[0]))
+        return {tuple(map(int, found)) for found in re.findall(r"grid=\((\d+),\)", text)}
+
+    assert programs(1) == programs(kernels.MANY - 1) == {(2,), (4,)}
+    assert programs(kernels.MANY) == {(2,)}
 
 
 @pytest.mark.parametrize("rows_of_bias", [False, True])

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from toys import HYPER, A, S, agent, assert_trees, random_data, train
-from uhm import population
+from uhm import kernels, population
+from uhm.agents import family, spec_of
 from uhm.agents.core import Hyper
 from uhm.data.sampling import batches
 
@@ -113,9 +114,9 @@ def in_turn(name, monkeypatch, **changes):
     return one._replace(update=lambda *args: one.update(*args))
 
 
-def scans(one, members, data):
+def scans(one, members, data, hypers=HYPER):
     """The outermost loops of a chunk's program."""
-    stacked, columns = population.stack_hyper(HYPER, members), np.array([m.column for m in members], np.int32)
+    stacked, columns = population.stack_hyper(hypers, members), np.array([m.column for m in members], np.int32)
     pop = jax.eval_shape(lambda: population.init(one, members, stacked))
     jaxpr = population.advance.trace(one, pop, stacked, data.with_task(columns), CHUNK).jaxpr
     return [equation.params for equation in jaxpr.eqns if equation.primitive.name == "scan"]
@@ -187,6 +188,28 @@ def test_two_steps_of_one_agent_on_a_gpu_are_one_pass(monkeypatch):
     assert got.step == CHUNK
     for name, value in metrics[0].items():
         np.testing.assert_allclose(got_metrics[0][name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("uhm", "bfloat16"), ("iql", "float32"), ("mopo", "bfloat16")])
+def test_many_agents_on_a_gpu_draw_ahead_and_pass_weights_on_in_halves(name, dtype, monkeypatch):
+    """It is the same training. MOPO has a state of its own, which stays whole, and in float32 there are no halves."""
+    data, members = random_data(2), population.grid(TASKS, [0], {})
+    kind = family(name)
+    mine = kind.make(kind.Config(hidden=(16,), batch_size=16, compute_dtype=dtype), spec_of(random_data(), 4))
+    hypers = family(name).Hyper() if name != "uhm" else HYPER
+    usual, metrics = train(mine, members, hypers, data, 2 * CHUNK, CHUNK)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(kernels, "MANY", 2)
+    again = mine._replace(update=lambda *args: mine.update(*args))  # compiled for itself
+    (scan,) = scans(again, members, data, hypers)
+    carried = [variable.aval for variable in scan["jaxpr"].jaxpr.outvars]
+    assert any(aval.dtype == jnp.int16 for aval in carried) == (name == "uhm")
+    assert any(aval.shape[:2] == (2, 16) for aval in carried)  # the next batch, of 16 rows
+    got, got_metrics = train(again, members, hypers, data, 2 * CHUNK, CHUNK)
+    assert_trees(np.testing.assert_allclose, got.state, usual.state, rtol=1e-5, atol=1e-5)
+    for now, then in zip(got_metrics, metrics, strict=True):
+        for key, value in then.items():
+            np.testing.assert_allclose(now[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
 
 
 @pytest.mark.parametrize("name", ["dtd", "rebrac-dagger"])
