@@ -8,7 +8,6 @@ at most 8 steps. The longest horizon is shown for DTD and MBTD too, which pay fo
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import statistics
@@ -67,14 +66,11 @@ def measure(args: argparse.Namespace) -> list[Point]:
     """
     base = bench.Setting(hidden=tuple(args.hidden), compute_dtype=args.compute_dtype)
     todo = jobs(args.axes, base, args.largest)
-    with bench.preparing(), contextlib.ExitStack() as stack:
+    with bench.preparing():
         # The base is a point of every axis and measured once.
-        programs = dict.fromkeys((agent, members, setting) for _, agent, _, members, setting in todo)
-        if args.processes > 1:
-            cache = stack.enter_context(bench.in_processes.cache())
-            each = [(*program, args.chunk) for program in programs]
-            bench.in_processes.each(bench.compile_update, each, args.processes, cache, print)
-        made = {program: bench.fitting(bench.Subject, *program, args.chunk) for program in programs}
+        programs = list(dict.fromkeys((agent, members, setting) for _, agent, _, members, setting in todo))
+        subjects = bench.compiled([(*program, args.chunk) for program in programs], args.processes, print)
+        made = dict(zip(programs, subjects, strict=True))
     points: list[Point] = []
     times: dict[Any, float] = {}
     with bench.measuring():
@@ -87,7 +83,7 @@ def measure(args: argparse.Namespace) -> list[Point]:
                 continue
             if program not in times:
                 times[program] = 1e3 * statistics.median(subject.run() for _ in range(TURNS))
-            points.append(Point(axis, agent, value, members, times[program], subject.memory_bytes / 1e9))
+            points.append(Point(axis, agent, value, members, times[program], subject.facts.memory_bytes / 1e9))
             print(f"{axis:12} {value:5} {agent:5} {times[program]:8.3f} ms a step", flush=True)
             if args.json:
                 record = {"session": session(), "points": [point._asdict() for point in points]}

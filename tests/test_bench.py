@@ -3,6 +3,7 @@
 import fcntl
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -14,11 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from programs import program
-from uhm import bench, cli
-from uhm.bench import in_processes, turns
+from uhm import bench, cli, population
+from uhm.bench import Subject, in_processes, subject, turns
 from uhm.errors import UhmError
 from uhm.nets import MLP
 
@@ -80,8 +80,8 @@ def test_rows_and_ratios() -> None:
     # Parameters, Adam's two moments and the targets of two critics and an actor, each once, in float32.
     critic, actor = 2 * (5 * 8 + 8 + 16 + 8 + 1), 3 * 8 + 8 + 8 * 2 + 2
     subject = bench.Subject("rebrac-dagger", 2, TINY, 1)
-    assert subject.state_bytes == pytest.approx(2 * 4 * 4 * (critic + actor), abs=2 * 16)  # and the step counters
-    assert rows[2].gigabytes * 1e9 > subject.state_bytes
+    assert subject.facts.state_bytes == pytest.approx(2 * 4 * 4 * (critic + actor), abs=2 * 16)  # and the step counters
+    assert rows[2].gigabytes * 1e9 > subject.facts.state_bytes
     assert bench.ratios(rows[1:], "rebrac-dagger").keys() == {2}  # no ratio to what was not measured
     found = bench.ratios(rows, "rebrac-dagger")
     assert found[1]["rebrac-dagger"] == 1
@@ -139,7 +139,7 @@ def test_what_does_not_fit_into_memory_is_left_out(
 
     class Hungry(plain):
         def run(self) -> float:
-            if self.agent == "dtd":
+            if self.facts.agent == "dtd":
                 raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
             return super().run()
 
@@ -196,12 +196,13 @@ def test_growth_measures_each_program_once_and_leaves_out_what_does_not_fit(
         made.append((agent, members, setting.batch_size))
         # The first, which compiles or loads something, does not count.
         run = iter([50.0, 5.0 * members, 1.0 * members, 3.0 * members])
-        return SimpleNamespace(run=too_much if members == 9 else lambda: next(run), memory_bytes=2e9)
+        facts = SimpleNamespace(memory_bytes=2e9)
+        return SimpleNamespace(run=too_much if members == 9 else lambda: next(run), facts=facts)
 
     def too_much() -> float:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
-    monkeypatch.setattr(bench, "Subject", subject)
+    monkeypatch.setattr(bench, "compiled", lambda programs, processes, report: [subject(*one) for one in programs])
     monkeypatch.setattr(growth, "AXES", {"members": (("uhm",), (1, 5, 9, 11)), "batch_size": (("uhm",), (256, 512))})
     monkeypatch.setattr("sys.argv", ["growth.py", "--axes", "members", "batch_size", "--largest", "10"])
     monkeypatch.setattr("sys.argv", [*sys.argv, "--json", str(tmp_path / "growth.json")])
@@ -244,46 +245,34 @@ def test_each_draw_gets_its_own_horizon(futures: ModuleType) -> None:
     assert np.array_equal(np.asarray(futures.pick(states, n))[..., 0], n - 1)
 
 
-def test_what_other_processes_compiled_is_not_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_other_processes_compiled_is_not_traced_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two updates and their loops on the host; the cache stays where the user wants it."""
-    entries = lambda: {path.name for path in tmp_path.glob("*-cache")}  # noqa: E731
-    each, after = in_processes.each, []
-
-    def noted(*arguments: Any) -> Any:
-        made = each(*arguments)
-        after.append(entries())
-        return made
-
-    monkeypatch.setattr(in_processes, "each", noted)
-    before = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    try:
-        few = ["--agents", "iql", "rebrac", "--members", "1", "--hidden", "4", "--steps", "5", "--batch-size", "4"]
-        assert cli.run(["bench", "update", *few, "--processes", "2", "--host-loop"]) == 0
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
-        compilation_cache.reset_cache()
-    assert "1 member: iql : rebrac" in capsys.readouterr().out
-    loops, updates = after
-    assert sum(name.startswith("jit__lambda") for name in loops) >= 2
-    assert sum(name.startswith("jit_advance-") for name in updates) == 2
-    # What is left to this process: products alone, and other small things.
-    assert not [name for name in entries() - updates if name.startswith("jit_advance-")]
+    """Two updates and their loops on the host."""
+    monkeypatch.setattr(population, "advance", None)  # here; processes import it anew
+    few = ["--agents", "iql", "rebrac", "--members", "1", "--hidden", "4", "--steps", "5", "--batch-size", "4"]
+    assert cli.run(["bench", "update", *few, "--processes", "2", "--host-loop"]) == 0
+    said = capsys.readouterr().out
+    assert "1 member: iql : rebrac" in said
+    assert re.search(r"one member: iql \d.*\n.*one member: rebrac \d", said)
 
 
-def test_a_cache_of_its_own_is_removed() -> None:
-    with in_processes.cache() as directory:
-        assert Path(directory).is_dir()
-    assert not Path(directory).exists()
+def test_a_program_that_travelled_is_the_same_program() -> None:
+    here, there = Subject("uhm", 2, TINY, 3), Subject.loaded(subject.program("uhm", 2, TINY, 3))
+    assert here.facts._replace(compile_seconds=0.0) == there.facts._replace(compile_seconds=0.0)
+    mine, theirs = (jax.tree.leaves(one._advance(one._init())) for one in (here, there))
+    assert len(mine) == len(theirs) > 10
+    for a, b in zip(mine, theirs, strict=True):
+        a, b = (jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (a, b))
+        np.testing.assert_array_equal(a, b)
+    assert there.run() > 0
 
 
 def test_what_goes_wrong_in_a_process_is_said_at_once(tmp_path: Path) -> None:
     """And what has not begun is not begun."""
     said = []
     with pytest.raises(UhmError, match="nobody"):
-        in_processes.each(_fail_or_write, [(tmp_path, i) for i in range(8)], 1, str(tmp_path), said.append)
+        in_processes.each(_fail_or_write, [(tmp_path, i) for i in range(8)], 1, said.append)
     assert len(list(tmp_path.glob("*.done"))) < 7
 
 

@@ -21,7 +21,18 @@ import jax
 from uhm.agents import FAMILIES, family
 from uhm.bench import in_processes
 from uhm.bench.products import Product, products_of, timed_product
-from uhm.bench.subject import HostLoop, Setting, Subject, copy_bandwidth, median_seconds, on_gpu, random_data
+from uhm.bench.subject import (
+    Facts,
+    HostLoop,
+    Program,
+    Setting,
+    Subject,
+    copy_bandwidth,
+    median_seconds,
+    on_gpu,
+    program,
+    random_data,
+)
 from uhm.bench.turns import measuring, preparing
 from uhm.errors import UhmError
 from uhm.runs.environment import session
@@ -34,8 +45,7 @@ __all__ = [
     "Setting",
     "Subject",
     "check",
-    "compile_loop",
-    "compile_update",
+    "compiled",
     "fitting",
     "in_processes",
     "markdown",
@@ -46,6 +56,7 @@ __all__ = [
     "products_of",
     "random_data",
     "ratios",
+    "timed_loop",
     "timed_product",
     "to_json",
     "update",
@@ -89,25 +100,36 @@ def update(
     check(agents, members, steps)
     names, chunk = [family(agent).name for agent in agents], None if steps is None else steps // TURNS
     for setting in settings:
-        if processes == 1:
-            yield _one_group(names, members, setting, chunk, report, {})
-            continue
         programs = [(name, size, setting, chunk) for size, name in itertools.product(members, names)]
-        with in_processes.cache() as directory:
-            with preparing():
-                seconds = in_processes.each(compile_update, programs, processes, directory, report)
-            yield _one_group(names, members, setting, chunk, report, dict(zip(programs, seconds, strict=True)))
+        with preparing():
+            subjects = compiled(programs, processes, report)
+        yield _measured(subjects, report)
 
 
-def compile_update(*program: Any) -> float | None:
-    """How long it took, for processes that fill the cache; None if there is not enough memory for it."""
-    subject = fitting(Subject, *program)
-    return None if subject is None else subject.compile_seconds
+def compiled(
+    programs: Sequence[tuple[Any, ...]], processes: int, report: Callable[[str], None]
+) -> list[Subject | None]:
+    """A subject for each (agent, members, setting, chunk), None where memory is not enough for it."""
+    if processes > 1:
+        made = in_processes.each(_fitting_program, programs, processes, report)
+        return [None if one is None else fitting(Subject.loaded, one) for one in made]
+    subjects = []
+    for agent, members, setting, chunk in programs:
+        report(f"compiling {agent}, {members} member{'s' if members > 1 else ''}, {setting.compute_dtype}")
+        subjects.append(fitting(Subject, agent, members, setting, chunk))
+    return subjects
 
 
-def compile_loop(agent: str, setting: Setting) -> None:
-    """The same of a loop on the host."""
-    HostLoop(agent, setting, 1)
+def _fitting_program(*arguments: Any) -> Program | None:
+    return fitting(program, *arguments)
+
+
+def timed_loop(agent: str, setting: Setting, steps: int) -> float:
+    """Seconds per step of one agent in a loop on the host."""
+    with preparing():
+        loop = HostLoop(agent, setting, steps)
+    with measuring():
+        return loop.run()
 
 
 def fitting(do: Callable[..., _T], *arguments: Any) -> _T | None:
@@ -133,25 +155,11 @@ def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> N
         family(agent)
 
 
-def _one_group(
-    names: Sequence[str],
-    sizes: Sequence[int],
-    setting: Setting,
-    chunk: int | None,
-    report: Callable[[str], None],
-    compile_seconds: Mapping[Any, float | None],
-) -> list[Row]:
-    """The rows of programs that take turns; `compile_seconds` of those that were compiled before."""
-    subjects = []
+def _measured(made: Sequence[Subject | None], report: Callable[[str], None]) -> list[Row]:
+    """The rows of programs that take turns."""
+    subjects = [subject for subject in made if subject is not None]
     with preparing():
-        for size, name in itertools.product(sizes, names):
-            report(f"compiling {name}, {size} member{'s' if size > 1 else ''}, {setting.compute_dtype}")
-            subject = fitting(Subject, name, size, setting, chunk)
-            if subject is not None:
-                subject.compile_seconds = compile_seconds.get((name, size, setting, chunk)) or subject.compile_seconds
-            subjects.append(subject)
-        subjects = [subject for subject in subjects if subject is not None]
-        kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.products))
+        kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.facts.products))
         report(f"compiling {len(kinds)} matrix products")
         products = [timed_product(kind) for kind in kinds]
     report("waiting for other benchmarks on this machine")
@@ -167,27 +175,27 @@ def _one_group(
                 sink.append(run())
     medians = [statistics.median(series) for series in times]
     seconds_of = dict(zip(kinds, medians[len(subjects) :], strict=True))
-    return [_row(subject, seconds, seconds_of, bandwidth) for subject, seconds in zip(subjects, medians, strict=False)]
+    return [_row(s.facts, seconds, seconds_of, bandwidth) for s, seconds in zip(subjects, medians, strict=False)]
 
 
-def _row(subject: Subject, seconds: float, seconds_of: Mapping[Product, float], bandwidth: float) -> Row:
-    alone = sum(count * seconds_of[kind] for kind, count in subject.products.items())
-    copying = 2 * subject.state_bytes / bandwidth  # read and written
+def _row(facts: Facts, seconds: float, seconds_of: Mapping[Product, float], bandwidth: float) -> Row:
+    alone = sum(count * seconds_of[kind] for kind, count in facts.products.items())
+    copying = 2 * facts.state_bytes / bandwidth  # read and written
     return Row(
-        agent=subject.agent,
-        members=subject.members,
-        compute_dtype=subject.setting.compute_dtype,
+        agent=facts.agent,
+        members=facts.members,
+        compute_dtype=facts.setting.compute_dtype,
         milliseconds=1e3 * seconds,
-        milliseconds_per_member=1e3 * seconds / subject.members,
-        compile_seconds=subject.compile_seconds,
-        products=sum(subject.products.values()),
-        gigaflops=subject.gigaflops,
-        teraflops_per_second=subject.gigaflops / seconds / 1e3,
+        milliseconds_per_member=1e3 * seconds / facts.members,
+        compile_seconds=facts.compile_seconds,
+        products=sum(facts.products.values()),
+        gigaflops=facts.gigaflops,
+        teraflops_per_second=facts.gigaflops / seconds / 1e3,
         products_milliseconds=1e3 * alone,
         update_to_products=seconds / alone,
         copy_milliseconds=1e3 * copying,
         of_ceiling=max(alone, copying) / seconds,
-        gigabytes=subject.memory_bytes / 1e9,
+        gigabytes=facts.memory_bytes / 1e9,
     )
 
 

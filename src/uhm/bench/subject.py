@@ -3,16 +3,18 @@
 import dataclasses
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 from uhm import population
 from uhm.agents import family, spec_of
-from uhm.bench.products import on_gpu, products_of
+from uhm.bench.products import Product, on_gpu, products_of
 from uhm.data.dataset import Dataset, make_dataset
 from uhm.errors import UhmError
 
@@ -74,36 +76,86 @@ def several(name: str, members: int, setting: Setting) -> Several:
     return Several(made.agent, who, hyper, made.data.with_task(np.zeros(members, np.int32)))
 
 
+class Facts(NamedTuple):
+    """What is known of a program before it runs."""
+
+    agent: str
+    members: int
+    setting: Setting
+    chunk: int
+    products: Counter[Product]
+    gigaflops: float
+    state_bytes: int  # optimiser, targets and whatever else an update reads and writes
+    memory_bytes: int
+    compile_seconds: float
+
+
+class Program(NamedTuple):
+    """A compiled population that another process can load, and needs no tracing to run."""
+
+    facts: Facts
+    init: bytes
+    advance: bytes
+    results: tuple[int, int]  # how many arrays they return
+
+
+def program(agent: str, members: int, setting: Setting, chunk: int | None = None) -> Program:
+    """Compile the trainer's own chunk for a population, and what makes its state."""
+    facts, init, advance, _ = _compiled(agent, members, setting, chunk)
+    (start, _, made), (onward, _, after) = serialize(init), serialize(advance)
+    return Program(facts, start, onward, (made.num_leaves, after.num_leaves))
+
+
+def _compiled(agent: str, members: int, setting: Setting, chunk: int | None) -> tuple[Facts, Any, Any, Any]:
+    """Also what `advance` is given beside the state."""
+    made = several(agent, members, setting)
+    state, given = jax.eval_shape(made.init), (made.hyper, made.data.to_device())
+    # One step of the very function that is timed, so that nothing an update does escapes the count.
+    products = products_of(population.advance.trace(made.agent, state, *given, 1).jaxpr)
+    gigaflops = sum(count * kind.flops for kind, count in products.items()) / 1e9
+    chunk = chunk or _enough(gigaflops, members)
+    start = time.perf_counter()
+    advance = population.advance.lower(made.agent, state, *given, chunk).compile()
+    seconds = time.perf_counter() - start
+    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.state))
+    facts = Facts(agent, members, setting, chunk, products, gigaflops, state_bytes, _memory(advance), seconds)
+    return facts, jax.jit(made.init).lower().compile(), advance, given
+
+
 class Subject:
-    """An agent's population, compiled and ready to be timed chunk by chunk; it holds no state in between.
+    """A population that is ready to be timed chunk by chunk; it holds no state in between.
 
     The first run is not to be counted.
     """
 
     def __init__(self, agent: str, members: int, setting: Setting, chunk: int | None = None):
-        made = several(agent, members, setting)
-        hyper, data = made.hyper, made.data.to_device()
-        self.agent, self.members, self.setting = agent, members, setting
-        self._init = lambda: jax.block_until_ready(made.init())
-        state = jax.eval_shape(self._init)
-        # Optimiser, targets and whatever else an update reads and writes: it cannot be faster than copying that.
-        self.state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.state))
-        # One step of the very function that is timed, so that nothing an update does escapes the count.
-        self.products = products_of(population.advance.trace(made.agent, state, hyper, data, 1).jaxpr)
-        self.gigaflops = sum(count * kind.flops for kind, count in self.products.items()) / 1e9
-        self.chunk = chunk or _enough(self.gigaflops, members)
-        start = time.perf_counter()
-        compiled: Any = population.advance.lower(made.agent, state, hyper, data, self.chunk).compile()
-        self.compile_seconds = time.perf_counter() - start
-        self.memory_bytes = _memory(compiled)
-        self._advance = lambda state: compiled(state, hyper, data)
+        self.facts, self._init, advance, given = _compiled(agent, members, setting, chunk)
+        self._advance = lambda state: advance(state, *given)
+
+    @classmethod
+    def loaded(cls, program: Program) -> "Subject":
+        """One that was compiled elsewhere."""
+        self = cls.__new__(cls)
+        facts, made = program.facts, several(program.facts.agent, program.facts.members, program.facts.setting)
+        given = [jax.tree.leaves(each) for each in (made.hyper, made.data.to_device())]
+        state, results = ([0] * count for count in program.results)
+        # Lists instead of the trees that it was compiled for: only the leaves count.
+        self._init = deserialize_and_load(program.init, _structure(), jax.tree.structure(state))
+        advance = deserialize_and_load(program.advance, _structure(state, *given), jax.tree.structure(results))
+        self.facts, self._advance = facts, lambda state: advance(state, *given)
+        return self
 
     def run(self) -> float:
         """Seconds per step over one chunk, from a fresh state: those of all agents would not fit into memory."""
-        state = self._init()
+        state = jax.block_until_ready(self._init())
         start = time.perf_counter()
         jax.block_until_ready(self._advance(state))
-        return (time.perf_counter() - start) / self.chunk
+        return (time.perf_counter() - start) / self.facts.chunk
+
+
+def _structure(*arguments: list[Any]) -> Any:
+    """Of a call's arguments."""
+    return jax.tree.structure((arguments, {}))
 
 
 class HostLoop:

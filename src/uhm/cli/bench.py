@@ -1,6 +1,5 @@
 """`uhm bench`."""
 
-import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,37 +68,34 @@ class Bench:
         bench.check(self.agents, members, self.steps)
         sizes = {name: getattr(self, name) for name in ("hidden", "batch_size", "observation", "action", "k_max")}
         settings = [bench.Setting(**sizes, compute_dtype=kind) for kind in kinds]
-        rows, several = [], bench.in_processes.cache() if self.processes > 1 else contextlib.nullcontext("")
-        with several as cache, Console(stderr=True).status("starting") as status:
-            as_usual = min(settings, key=lambda setting: setting.compute_dtype != "float32")  # most code's precision
-            loops = self._loops(as_usual, status, cache) if self.gpu or self.host_loop else []
+        rows = []
+        with Console(stderr=True).status("starting") as status:
             for new in bench.update(self.agents, members, settings, self.steps, status.update, self.processes):
                 rows += new
                 # Each time: it takes long, and something may go wrong.
                 self._write(rows, {}, settings[0])
                 _print(new, settings[0], self.agents, members)
-            if loops:
-                status.update("measuring loops on the host")
-                with bench.measuring():
-                    times = {loop.agent: 1e3 * loop.run() for loop in loops}
+            if self.gpu or self.host_loop:
+                as_usual = min(settings, key=lambda setting: setting.compute_dtype != "float32")  # most code's
+                times = self._loops(as_usual, status)
                 self._write(rows, times, settings[0])
                 for agent, milliseconds in times.items():
                     print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
         return 0
 
-    def _loops(self, setting: Any, status: Any, cache: str) -> list[Any]:
-        """Compiled first: with one size and precision, everything is compiled before anything is measured."""
+    def _loops(self, setting: Any, status: Any) -> dict[str, float]:
+        """Milliseconds of each agent. With several processes each is compiled and measured in one of them."""
         from uhm import bench
 
-        steps, loops = self.steps or (500 if bench.on_gpu() else 20), []
-        with bench.preparing():
-            if cache:
-                each = [(agent, setting) for agent in self.agents]
-                bench.in_processes.each(bench.compile_loop, each, self.processes, cache, status.update)
-            for agent in self.agents:
-                status.update(f"compiling {agent} for a loop on the host")
-                loops.append(bench.HostLoop(agent, setting, steps))
-        return loops
+        jobs = [(agent, setting, self.steps or (500 if bench.on_gpu() else 20)) for agent in self.agents]
+        if self.processes > 1:
+            seconds = bench.in_processes.each(bench.timed_loop, jobs, self.processes, status.update)
+        else:
+            seconds = []
+            for job in jobs:
+                status.update(f"a loop on the host: {job[0]}")
+                seconds.append(bench.timed_loop(*job))
+        return {agent: 1e3 * each for agent, each in zip(self.agents, seconds, strict=True)}
 
     def _write(self, rows: list[Any], loops: dict[str, float], setting: Any) -> None:
         from uhm import bench
