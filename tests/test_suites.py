@@ -14,7 +14,7 @@ import pytest
 
 from small_runs import make_data
 from uhm import cli, presets, tasks
-from uhm.agents import iql
+from uhm.agents import FAMILIES, iql
 from uhm.errors import UhmError
 from uhm.runs import Run
 from uhm.suites import data, overview, runner, speed
@@ -25,6 +25,7 @@ from uhm.suites.status import status, tail
 from uhm.suites.worker import share
 from uhm.train import resolve
 
+REPOSITORY = Path(__file__).parent.parent
 PAPER = Path(presets.__file__).parent / "paper"
 SMALL: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "seeds": 1, "steps": 20, "eval_episodes": 2}
 
@@ -164,6 +165,7 @@ def test_another_setting_is_another_run(tmp_path):
         ({"seeds": 2}, "was run with seeds 0, not 0,1"),
         ({"eval_episodes": 3}, "was run with eval_episodes 2, not 3"),
         ({"hidden": (8, 8)}, "was run with hidden 8, not 8,8"),
+        ({"compute_dtype": "bfloat16"}, "was run with compute_dtype float32, not bfloat16"),
         ({"beta": 0.5}, "was run with beta 0.3, not 0.5"),
     ):
         now = status(small(tmp_path, **changed)[0])
@@ -204,25 +206,37 @@ def one(environment, agent, **settings):
 
 
 def test_hours_from_the_measurements_of_the_package():
-    """By hand. Between 25 and 100 members the prototype's step grows from 6.1 to 20 ms, so 75 take 15.37."""
+    """By hand, from the rows of speed.csv: straight between two sizes, proportional beyond the largest."""
     at = at_speed(one("puzzle-3x3-play", "uhm", seeds=1), [], "cpu")
-    assert (at.milliseconds, at.device, at.basis) == (2.14, "NVIDIA H200", "measured")
-    assert speed.hours(one("puzzle-3x3-play", "uhm", seeds=1), at) == pytest.approx(2140 / 3600)
-    assert speed.hours(one("puzzle-3x3-play", "uhm", seeds=1), at, 500_000) == pytest.approx(1070 / 3600)
+    assert (at.milliseconds, at.device, at.basis) == (1.448, "NVIDIA H200", "measured")
+    assert speed.hours(one("puzzle-3x3-play", "uhm", seeds=1), at) == pytest.approx(1448 / 3600)
+    assert speed.hours(one("puzzle-3x3-play", "uhm", seeds=1), at, 500_000) == pytest.approx(724 / 3600)
+    half = {"compute_dtype": "bfloat16"}
     for environment, agent, settings, milliseconds, basis in (
-        ("cube-double-play", "uhm", {}, 6.98, "measured"),
-        ("cube-triple-play", "uhm", {}, 4.23, "measured"),
-        ("cube-triple-play", "mbtd", {}, 22.9, "measured"),
-        ("cube-double-play", "mbtd", {}, 20.1, "measured"),
-        ("cube-double-play", "uhm", {"ablated": "beta"}, 6.98 * (6.1 + 13.9 * 2 / 3) / 6.1, "scaled"),
-        ("cube-double-play", "uhm", {"seeds": 40}, 6.98 * 40 / 6.1, "scaled"),
-        ("cube-double-play", "dtd", {"seeds": 1}, 5.58 * 1.87 / 6.1, "scaled"),
-        ("cube-double-play", "ghm", {}, 0.92 * 6.98, "scaled"),
-        ("cube-triple-play", "rebrac-dagger", {}, 0.48 * 4.23, "scaled"),
+        ("cube-double-play", "uhm", {}, 5.903, "measured"),
+        ("cube-double-play", "uhm", half, 2.577, "measured"),
+        ("cube-double-play", "iql", half, 1.708, "measured"),
+        ("cube-triple-play", "mbtd", {}, 22.9, "measured"),  # k_max 16
+        ("cube-double-play", "mbtd", {}, 18.803, "measured"),  # k_max 8
+        ("cube-triple-play", "uhm", {}, (1.448 + 5.903) / 2, "scaled"),  # 15 members, between 5 and 25
+        ("cube-triple-play", "dtd", half, (0.881 + 3.646) / 2, "scaled"),
+        ("cube-double-play", "uhm", {"ablated": "beta"}, 3 * 5.903, "scaled"),  # 75 members
+        ("cube-double-play", "mac", {"seeds": 40, **half}, 8 * 16.862, "scaled"),
     ):
         at = at_speed(one(environment, agent, **settings), [], "cpu")
         assert (at.milliseconds, at.basis) == (pytest.approx(milliseconds), basis)
         assert at.source.startswith(f"{basis}: ")
+
+
+def test_the_package_says_what_was_measured():
+    """What names the published table as its source has its numbers, and every method of the paper is there."""
+    published = json.loads((REPOSITORY / "results/performance/updates.json").read_text())["rows"]
+    table = {(r["agent"], r["compute_dtype"], r["members"], r["k_max"]): r["milliseconds"] for r in published}
+    named = [m for m in speed._package() if "updates.json" in m.source]
+    assert len(named) > 60
+    for m in named:
+        assert m.milliseconds == pytest.approx(table[m.agent, m.compute_dtype, m.members, m.k_max], abs=6e-4)
+    assert {m.agent for m in speed._package()} == set(FAMILIES)
 
 
 def test_what_nobody_measured_is_unknown():
@@ -232,7 +246,6 @@ def test_what_nobody_measured_is_unknown():
         one("cube-triple-play", "mbtd", q=0.1),  # a longer horizon, all of which it rolls out
         one("cube-triple-play", "dtd", q=0.1),
         one("cube-triple-play", "dtd", q=[0.2, 0.1], seeds=1),  # the longest of its members counts
-        one("cube-double-play", "iql"),
     ]
     assert [at_speed(population, [], "cpu") for population in unknown] == [None] * len(unknown)
     assert speed.estimate(unknown[0], None, 0)["basis"] == "unknown"
@@ -270,9 +283,12 @@ def test_own_runs_win_on_their_device(tmp_path):
     for here in ("NVIDIA A100", "cpu"):  # a machine without a GPU plans for those that have one
         at = at_speed(other, runs, here)
         assert (at.milliseconds, at.device, at.basis) == (pytest.approx(4.0), "NVIDIA A100", "measured")
-    assert at_speed(other, runs, "NVIDIA H200").milliseconds == 2.14
+    assert at_speed(other, runs, "NVIDIA H200").milliseconds == 1.448
+    assert (
+        at_speed(one("scene-play", "uhm", seeds=1, compute_dtype="bfloat16"), runs, "NVIDIA A100").milliseconds == 0.867
+    )
     at = at_speed(one("scene-play", "uhm"), runs, "NVIDIA A100")
-    assert (at.milliseconds, at.basis) == (pytest.approx(4.0 * 6.1 / 1.87), "scaled")
+    assert (at.milliseconds, at.basis) == (pytest.approx(4.0 * 5.903 / 1.448), "scaled")
     assert at_speed(one("scene-play", "dtd", seeds=1), runs, "NVIDIA A100").device == "NVIDIA H200"
 
 
@@ -363,7 +379,9 @@ def test_the_table_of_a_plan(tmp_path, capsys, monkeypatch):
     arguments = ["cube-double-play", "rooms", "--agents", "uhm", "--out", str(tmp_path)]
     assert cli.run(["suite", "plan", *arguments]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"uhm-cube-double-play +5x5 = 25 +1M +left +1\.94", said)
+    assert re.search(r"uhm-cube-double-play +5x5 = 25 +1M +left +1\.64", said)
     assert re.search(r"uhm-rooms +5x1 = 5 +8k +left +unknown", said)
     assert "2 populations (2 environments, 10 tasks, 30 members): 2 left." in said
-    assert "Left: about 1.9 GPU hours of training, and unknown time for 1 populations." in said
+    assert "Left: about 1.6 GPU hours of training, and unknown time for 1 populations." in said
+    assert cli.run(["suite", "plan", *arguments, "--compute-dtype", "bfloat16"]) == 0
+    assert re.search(r"uhm-cube-double-play +5x5 = 25 +1M +left +0\.72", capsys.readouterr().out)

@@ -40,6 +40,8 @@ class _Common:
     """Widths of every network (default: the paper's)."""
     batch_size: int | None = None
     """Transitions per gradient step (default: the paper's)."""
+    compute_dtype: Literal["float32", "bfloat16"] | None = None
+    """Precision of matrix products (default: float32)."""
     data_dir: Path | None = None
     """Where data live (default: $UHM_DATA_DIR, else ~/.ogbench/data)."""
 
@@ -54,7 +56,8 @@ class _Common:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UhmError(f"--{name} must be at least 1, not {value}.")
-        names = ("eval_interval", "eval_episodes", "log_interval", "checkpoint_interval", "hidden", "batch_size")
+        names = ("eval_interval", "eval_episodes", "log_interval", "checkpoint_interval")
+        names += ("hidden", "batch_size", "compute_dtype")
         given = {name: getattr(self, name) for name in names}
         given["data_dir"] = None if self.data_dir is None else str(self.data_dir)
         agents = tuple(agent for words in self.agents for agent in words.split(",") if agent)

@@ -138,5 +138,5 @@ def _sources(plan: dict[str, Any]) -> list[str]:
     estimates = [row["estimate"] for row in plan["populations"] if row["state"] != "done"]
     kinds = Counter((e["basis"], e["device"]) for e in estimates if e["basis"] != "unknown")
     said = [f"{count} {basis} on {device}" for (basis, device), count in kinds.items()]
-    tilde = " (~ is scaled from a measurement of another agent or size)" if any(b == "scaled" for b, _ in kinds) else ""
+    tilde = " (~ is scaled from a measurement of another size)" if any(b == "scaled" for b, _ in kinds) else ""
     return [f"Basis of the hours: {', '.join(said)}{tilde}; --json has each source."]

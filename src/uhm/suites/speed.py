@@ -1,9 +1,9 @@
 """How long populations take, from measured speed only.
 
 The best that is known counts: runs of the same agent in the output directory on this device; a measurement that comes
-with the package (`speed.csv`, each with its source); else one of these scaled to another population size or agent, and
-marked so. Where nothing is known the answer is None: no number is made up. Hours are those of training. Evaluation runs
-beside it on the CPU cores, and lasts longer than training where cores are few.
+with the package (`speed.csv`, each with its source); else one of these scaled to another population size, and marked
+so. Where nothing is known the answer is None: no number is made up. Hours are those of training. Evaluation runs beside
+it on the CPU cores, and lasts longer than training where cores are few.
 """
 
 import csv
@@ -53,6 +53,7 @@ class Measured:
     members: int
     k_max: int
     size: tuple[tuple[int, ...], int]  # of the networks and the batch
+    compute_dtype: str
     milliseconds: float
     environment: str
     source: str
@@ -82,29 +83,24 @@ def devices() -> Devices:
 
 def speed(population: Population, runs: Sequence[Measured], here: str) -> Speed | None:
     """Of one population on this machine's device `here`; None if nothing is known."""
-    plan = population.plan
-    agent, members, k_max, size = population.agent, population.members, _k_max(plan), _size(plan)
-    alike = [m for m in runs if m.agent == agent and m.size == size and _same_horizon(m, agent, k_max)]
+    plan, agent, members = population.plan, population.agent, population.members
+    k_max, size, dtype = _k_max(plan), _size(plan), _dtype(plan)
+
+    def alike(known: Sequence[Measured]) -> list[Measured]:
+        of_agent = [m for m in known if (m.agent, m.size, m.compute_dtype) == (agent, size, dtype)]
+        return [m for m in of_agent if agent not in _PAYS_FOR_HORIZON or m.k_max == k_max]
+
+    mine, package = alike(runs), alike(_package())
     # On a machine without a GPU people plan for those that have one.
-    on_device = [m for m in alike if m.device == here] or ([m for m in alike if m.device != "cpu"] * (here == "cpu"))
+    on_device = [m for m in mine if m.device == here] or ([m for m in mine if m.device != "cpu"] * (here == "cpu"))
     for fits in (lambda m: m.environment == population.environment.name, lambda _: True):
         same = [m for m in on_device if m.members == members and fits(m)]
         if same:
             value = statistics.median(m.milliseconds for m in same)
             return Speed(value, same[0].device, "measured", f"measured: {same[0].source}")
-    if size != _PAPER:
-        return None
-    package = [m for m in _package() if m.agent == agent and _same_horizon(m, agent, k_max)]
     # How time grows with size was measured on a GPU, so what a CPU took says nothing about other sizes.
     known = [m for m in on_device if m.device != "cpu"] or package
-    if known:
-        return _scaled(known, members)
-    ratio = _relative().get(agent)
-    if ratio is None or (agent in _PAYS_FOR_HORIZON and k_max != ratio.k_max):
-        return None
-    base = _scaled([m for m in _package() if m.agent == "uhm"], members)
-    source = f"scaled: {ratio.milliseconds} x uhm ({ratio.source.removeprefix('measured: ')}); uhm {base.source}"
-    return Speed(base.milliseconds * ratio.milliseconds, base.device, "scaled", source)
+    return _scaled(known, members, package) if known and package else None
 
 
 def hours(population: Population, at: Speed | None, step: int = 0) -> float | None:
@@ -128,63 +124,64 @@ def _measure(directory: Path) -> Measured | None:
         if not pace:
             return None
         kind = session["hardware"]["devices"][0]["kind"]
-        size, milliseconds = _size(plan), 1000 * statistics.median(pace)
-        name = plan.environment.name
         return Measured(
-            plan.agent, kind, len(plan.members()), _k_max(plan), size, milliseconds, name, f"{directory} on {kind}"
+            agent=plan.agent,
+            device=kind,
+            members=len(plan.members()),
+            k_max=_k_max(plan),
+            size=_size(plan),
+            compute_dtype=_dtype(plan),
+            milliseconds=1000 * statistics.median(pace),
+            environment=plan.environment.name,
+            source=f"{directory} on {kind}",
         )
     except (UhmError, OSError, ValueError, KeyError, IndexError, TypeError, ZeroDivisionError):
         return None  # what is not such a run has nothing to say here; `status` tells what is wrong with it
 
 
-def _scaled(known: Sequence[Measured], members: int) -> Speed:
-    """From the measurement of the nearest population size, along the curve of speed against size."""
+def _scaled(known: Sequence[Measured], members: int, package: Sequence[Measured]) -> Speed:
+    """From the measurement of the nearest population size, along the package's curve of speed against size."""
     near = min(known, key=lambda m: abs(np.log(m.members / members)))
     if near.members == members:
-        return Speed(near.milliseconds, near.device, "measured", f"measured: {near.source.removeprefix('measured: ')}")
-    factor = float(_curve(members) / _curve(near.members))
-    source = f"scaled: {near.milliseconds:.3g} ms for {near.members} members ({near.source.removeprefix('measured: ')})"
-    return Speed(
-        near.milliseconds * factor, near.device, "scaled", f"{source} x {factor:.2f} along the prototype's curve"
-    )
+        return Speed(near.milliseconds, near.device, "measured", f"measured: {near.source}")
+    factor = _curve(package, members) / _curve(package, near.members)
+    source = f"scaled: {near.milliseconds:.3g} ms for {near.members} members ({near.source}) x {factor:.2f}"
+    return Speed(near.milliseconds * factor, near.device, "scaled", source)
 
 
-def _curve(members: int) -> float:
-    """The prototype's milliseconds a step, straight between measured sizes and proportional beyond the largest."""
-    points = sorted((int(row["members"]), float(row["value"])) for row in _rows() if row["program"] == "prototype")
-    sizes, times = zip(*points, strict=True)
-    if members > sizes[-1]:
-        return times[-1] * members / sizes[-1]
-    return float(np.interp(members, sizes, times))
+def _curve(package: Sequence[Measured], members: int) -> float:
+    """Milliseconds a step: straight between measured sizes, proportional beyond the largest, level below them."""
+    sizes, times = zip(*sorted((m.members, m.milliseconds) for m in package), strict=True)
+    return float(np.interp(members, sizes, times)) * max(1.0, members / sizes[-1])
 
 
 @functools.cache
-def _rows() -> tuple[dict[str, str], ...]:
-    text = resources.files("uhm").joinpath("suites", "speed.csv").read_text()
-    return tuple(csv.DictReader(text.splitlines()))
-
-
-def _package() -> list[Measured]:
-    return [_of(row) for row in _rows() if row["quantity"] == "ms_per_step" and row["program"] != "prototype"]
-
-
-def _relative() -> dict[str, Measured]:
-    """Cost relative to uhm's; `milliseconds` is the ratio."""
-    return {row["agent"]: _of(row) for row in _rows() if row["quantity"] == "relative"}
-
-
-def _of(row: dict[str, str]) -> Measured:
-    numbers = (int(row["members"]), int(row["k_max"]), _PAPER, float(row["value"]))
-    return Measured(row["agent"], row["device"], *numbers, "", row["source"])
-
-
-def _same_horizon(one: Measured, agent: str, k_max: int) -> bool:
-    return agent not in _PAYS_FOR_HORIZON or one.k_max == k_max
+def _package() -> tuple[Measured, ...]:
+    """All of them with the paper's networks and batch."""
+    rows = csv.DictReader(resources.files("uhm").joinpath("suites", "speed.csv").read_text().splitlines())
+    return tuple(
+        Measured(
+            agent=row["agent"],
+            device=row["device"],
+            members=int(row["members"]),
+            k_max=int(row["k_max"]),
+            size=_PAPER,
+            compute_dtype=row["compute_dtype"],
+            milliseconds=float(row["milliseconds"]),
+            environment="",
+            source=row["source"],
+        )
+        for row in rows
+    )
 
 
 def _size(plan: Plan) -> tuple[tuple[int, ...], int]:
     """A user's own agent may call them something else: then they do not tell its runs apart."""
     return tuple(plan.config.get("hidden", ())), int(plan.config.get("batch_size", 0))
+
+
+def _dtype(plan: Plan) -> str:
+    return plan.config.get("compute_dtype", "float32")
 
 
 def _k_max(plan: Plan) -> int:
