@@ -1,6 +1,9 @@
 """What benchmark programs compute, against something known."""
 
+import argparse
 import dataclasses
+import json
+import os
 from typing import Any
 
 import jax
@@ -9,6 +12,7 @@ import pytest
 
 from programs import program
 from toys import random_data
+from uhm import kernels, population
 from uhm.agents import spec_of
 from uhm.agents.horizon_model import HorizonModel
 from uhm.errors import UhmError
@@ -104,3 +108,48 @@ def test_growth_draws_what_was_measured(tmp_path):
     growth.draw({"points": points}, tmp_path / "growth.svg")
     drawn = (tmp_path / "growth.svg").read_text()
     assert all(title in drawn for title in (*growth.TITLES.values(), "full at 1", "ms per step"))
+
+
+def test_agreement_is_counted_in_what_rounding_does():
+    """On the CPU bfloat16 is 0.1 % away from float32, so half a percent is the most that a form may be away."""
+    agreement = program("benchmarks/agreement.py")
+    of = lambda *values: [{"q_mean": list(values)}]  # noqa: E731
+    reference = {"float32": of(-2.0, -4.0), "bfloat16": of(-2.002, -4.004)}
+    assert agreement.errors(reference["bfloat16"], reference["float32"], "q_mean") == pytest.approx([1e-3])
+    assert agreement.errors(of(-2.0, -4.4, 7.0), reference["float32"], "q_mean") == pytest.approx([0.05])  # as one mean
+    for away, fine in ((1.004, True), (1.006, False), (0.996, True), (0.994, False)):
+        logged = of(-2.002 * away, -4.004 * away, 7.0)  # members that the reference does not have say nothing
+        assert agreement.agrees(logged, reference, "bfloat16") == fine
+
+
+def test_forms_of_an_update_are_as_they_are_called(monkeypatch):
+    agreement = program("benchmarks/agreement.py")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    as_usual = population.loop_of(25, True)
+    found = {}
+    for name, form in agreement.FORMS.items():
+        with agreement._in(form):
+            found[name] = population.loop_of(form.members, True), os.environ[kernels.VARIABLE]
+    assert found["bfloat16"] == (as_usual, "auto")
+    assert found["whole"] == (as_usual._replace(halved=False), "auto")
+    assert found["not-ahead"] == (as_usual._replace(ahead=False), "auto")
+    assert found["no-kernels"] == (as_usual, "off")
+    assert found["simplest"] == (as_usual._replace(halved=False, ahead=False), "off")
+    assert population.loop_of(25, True) == as_usual
+
+
+@pytest.mark.slow
+def test_members_agree_in_any_population(tmp_path, capsys, monkeypatch):
+    """Two members alone and among five, on this device; and a reference of something else does not agree."""
+    agreement = program("benchmarks/agreement.py")
+    monkeypatch.setattr(agreement, "CHUNK", 20)
+    path = tmp_path / "reference.json"
+    made = argparse.Namespace(file=path, hidden=[8], steps=40, schedule=100, members=2)
+    agreement.make_reference(made)
+    compared = argparse.Namespace(file=path, forms=["five"], json=tmp_path / "found.json")
+    assert agreement.compare(compared) == 0
+    assert len(json.loads(compared.json.read_text())["forms"]["five"]) == 2
+    reference = json.loads(path.read_text())
+    path.write_text(json.dumps({**reference, "schedule": 1}))  # lambda at its end from the start
+    assert agreement.compare(compared) == 1
+    assert "NO" in capsys.readouterr().out

@@ -144,10 +144,8 @@ def _every(
 ) -> tuple[Population, Metrics]:
     """The chunks of all members, side by side or one after the other."""
 
-    gpu, members = jax.default_backend() == "gpu", population.alive.size
-    many = gpu and members >= kernels.MANY
-    # One agent leaves a GPU idle while the last network of a step is moved; the next step's first kernels run there.
-    loop = Loop(ahead=many and batches is None, together=2 if gpu and members == 1 else 1, halved=many)
+    members = population.alive.size
+    loop = loop_of(members, batches is None)
 
     def chunk(state: Any, key: Key[Array, ""], alive: Bool[Array, ""], hyper: Any, task: Any, batches: Any) -> Any:
         member = Population(state, key, alive, population.step)
@@ -174,6 +172,14 @@ class Loop(NamedTuple):
     ahead: bool
     together: int
     halved: bool
+
+
+def loop_of(members: int, draws: bool) -> Loop:
+    """The form for so many agents, who draw their batches themselves or are given them."""
+    gpu = jax.default_backend() == "gpu"
+    many = gpu and members >= kernels.MANY
+    # One agent leaves a GPU idle while the last network of a step is moved; the next step's first kernels run there.
+    return Loop(ahead=many and draws, together=2 if gpu and members == 1 else 1, halved=many)
 
 
 def _chunk(

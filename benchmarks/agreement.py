@@ -1,0 +1,168 @@
+"""Does a GPU learn what the definition says, in every form that an update has there?
+
+    python benchmarks/agreement.py reference agreement.json      # on a CPU; takes minutes
+    python benchmarks/agreement.py compare agreement.json        # on a GPU; exit code 1 if a form disagrees
+
+A member of a population sees the same batches and the same noise wherever it is trained, so two programs that compute
+the same differ by rounding alone, and for a thousand steps they stay together. The reference is what some members of a
+UHM population with the paper's networks log on the built-in task, chunk by chunk, in float32 and in bfloat16 on a CPU,
+which runs no kernels of ours. The GPU trains the same members, among others, in each of its forms. Errors are those of
+Q, relative, the mean over members: what float32 and bfloat16 differ by on the CPU is what rounding does, and a form
+that is further away than several times that computes something else.
+
+Success would show it late: 25 agents in bfloat16 learned cube-single-play as well as in TF32, but not as soon, and Q
+was 0.6 % lower after 3,000 steps, where bfloat16 makes a difference of 0.02 % on a CPU (results/precision).
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from uhm import kernels, population
+from uhm.agents import family, spec_of
+from uhm.data import load
+from uhm.runs.environment import session
+
+TASKS, MEMBERS, CHUNK = 5, 25, 250
+NAMES = ("q_mean", "critic_loss", "bc_error", "model_loss", "reward_loss")
+TOLERANCE = 5.0  # times what rounding does
+K_MAX = 8
+
+
+class Form(NamedTuple):
+    """How an update is compiled: what differs from the choice that is made by itself."""
+
+    dtype: str
+    members: int = MEMBERS
+    kernels: str = "auto"
+    loop: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, str | bool], ...] = ()
+
+
+IN_A_ROW = ("xla_gpu_command_buffer_scheduling_mode", "SERIALIZE")
+FORMS = {
+    "float32": Form("float32"),
+    "bfloat16": Form("bfloat16"),
+    "five": Form("bfloat16", members=5),
+    "one": Form("bfloat16", members=1),
+    "whole": Form("bfloat16", loop=(("halved", False),)),
+    "not-ahead": Form("bfloat16", loop=(("ahead", False),)),
+    "no-kernels": Form("bfloat16", kernels="off"),
+    "in-a-row": Form("bfloat16", options=(IN_A_ROW,)),
+    "exact-rounding": Form("bfloat16", options=(("xla_allow_excess_precision", False),)),
+    "simplest": Form("bfloat16", 25, "off", (("halved", False), ("ahead", False)), (IN_A_ROW,)),
+}
+
+
+def trained(form: Form, hidden: tuple[int, ...], steps: int, schedule: int) -> list[dict[str, list[float]]]:
+    """What every member logs, chunk by chunk; members of few are the first of many."""
+    kind, data = family("uhm"), load("rooms")
+    config = kind.Config(hidden=hidden, batch_size=256, compute_dtype=form.dtype)
+    agent = kind.make(config, spec_of(data, K_MAX))
+    # Seeds vary slowest, so that any number of members is a part of any larger one.
+    members = [population.Member(data.names[i % TASKS], i % TASKS, seed=i // TASKS) for i in range(form.members)]
+    hyper = population.stack_hyper(kind.Hyper(discount=0.999, steps=schedule), members)
+    on_device = data.with_task(np.array([member.column for member in members], np.int32))
+    state, logged = population.init(agent, members, hyper), []
+    with _in(form):
+        advance = population.advance.lower(agent, state, hyper, on_device, CHUNK).compile(dict(form.options))
+    for _ in range(steps // CHUNK):
+        state, metrics = advance(state, hyper, on_device)
+        logged.append({name: np.asarray(metrics[name], float).tolist() for name in NAMES})
+    return logged
+
+
+@contextmanager
+def _in(form: Form) -> Iterator[None]:
+    chosen = population.loop_of
+
+    def loop_of(members: int, draws: bool) -> population.Loop:
+        return chosen(members, draws)._replace(**dict(form.loop))
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, {kernels.VARIABLE: form.kernels}))
+        stack.enter_context(mock.patch.object(population, "loop_of", loop_of))
+        yield
+
+
+def errors(logged: list[dict[str, list[float]]], reference: list[dict[str, list[float]]], name: str) -> list[float]:
+    """Of each chunk: the mean over the reference's members of the relative difference."""
+    found = []
+    for mine, true in zip(logged, reference, strict=True):
+        b = np.array(true[name])
+        found.append(float(np.abs(np.array(mine[name])[: b.size] / b - 1).mean()))
+    return found
+
+
+def agrees(logged: Any, reference: dict[str, Any], dtype: str) -> bool:
+    """Whether Q is, at the end, no further from the reference than `TOLERANCE` times what rounding does to it."""
+    rounding = errors(reference["bfloat16"], reference["float32"], "q_mean")[-1]
+    return errors(logged, reference[dtype], "q_mean")[-1] <= TOLERANCE * rounding
+
+
+def make_reference(args: argparse.Namespace) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    hidden, steps = tuple(args.hidden), args.steps
+    found: dict[str, Any] = {"hidden": args.hidden, "steps": steps, "schedule": args.schedule, "session": session()}
+    for dtype in ("float32", "bfloat16"):
+        found[dtype] = trained(Form(dtype, members=args.members), hidden, steps, args.schedule)
+    args.file.write_text(json.dumps(found) + "\n")
+    print("rounding:", " ".join(f"{e:.2e}" for e in errors(found["bfloat16"], found["float32"], "q_mean")))
+
+
+def compare(args: argparse.Namespace) -> int:
+    reference = json.loads(args.file.read_text())
+    sizes = tuple(reference["hidden"]), reference["steps"], reference["schedule"]
+    table = Table("form", *NAMES, "Q, chunk by chunk", "agrees", box=None)
+    wrong, made = 0, {}
+    for name in args.forms:
+        form = FORMS[name]
+        logged = made[name] = trained(form, *sizes)
+        true = reference[form.dtype]
+        first = min(form.members, len(true[0]["q_mean"]))  # members that both have
+        true = [{key: values[:first] for key, values in chunk.items()} for chunk in true]
+        last = [f"{errors(logged, true, metric)[-1]:.1e}" for metric in NAMES]
+        q = errors(logged, true, "q_mean")
+        fine = agrees(logged, {**reference, form.dtype: true}, form.dtype)
+        wrong += not fine
+        row = [name, *last, " ".join(f"{e:.1e}" for e in q), "yes" if fine else "NO"]
+        table.add_row(*row)
+        print(*row, flush=True)  # a table comes only at the end
+        if args.json:
+            args.json.write_text(json.dumps({"session": session(), "reference": reference, "forms": made}) + "\n")
+    Console(width=160).print(table)
+    return int(wrong > 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    verb = verbs.add_parser("reference", help="make it, on a CPU")
+    verb.add_argument("file", type=Path)
+    verb.add_argument("--hidden", type=int, nargs="+", default=[512] * 4)
+    verb.add_argument("--steps", type=int, default=1000)
+    verb.add_argument("--schedule", type=int, default=20_000, help="steps of the run whose beginning this is")
+    verb.add_argument("--members", type=int, default=2)
+    verb.set_defaults(run=make_reference)
+    verb = verbs.add_parser("compare", help="train every form here, and compare")
+    verb.add_argument("file", type=Path)
+    verb.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    verb.add_argument("--json", type=Path, help="write what was logged, with versions and hardware")
+    verb.set_defaults(run=compare)
+    args = parser.parse_args()
+    return args.run(args) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
