@@ -56,12 +56,14 @@ FORMS = {
     "bfloat16": Form("bfloat16"),
     "five": Form("bfloat16", members=5),
     "one": Form("bfloat16", members=1),
-    "whole": Form("bfloat16", loop=(("halved", False),)),
+    "halves": Form("bfloat16", loop=(("halved", True),)),
     "not-ahead": Form("bfloat16", loop=(("ahead", False),)),
     "no-kernels": Form("bfloat16", kernels="off"),
     "in-a-row": Form("bfloat16", options=(IN_A_ROW,)),
     "exact-rounding": Form("bfloat16", options=(("xla_allow_excess_precision", False),)),
-    "simplest": Form("bfloat16", 25, "off", (("halved", False), ("ahead", False)), (IN_A_ROW,)),
+    "halves-in-a-row": Form("bfloat16", loop=(("halved", True),), options=(IN_A_ROW,)),
+    "split-products": Form("bfloat16", options=(("xla_disable_hlo_passes", ""),)),
+    "simplest": Form("bfloat16", 25, "off", (("ahead", False),), (IN_A_ROW,)),
 }
 
 

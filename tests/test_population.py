@@ -200,6 +200,7 @@ def test_many_agents_on_a_gpu_draw_ahead_and_pass_weights_on_in_halves(name, dty
     usual, metrics = train(mine, members, hypers, data, 2 * CHUNK, CHUNK)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(kernels, "MANY", 2)
+    monkeypatch.setattr(population, "HALVES", True)
     again = mine._replace(update=lambda *args: mine.update(*args))  # compiled for itself
     (scan,) = scans(again, members, data, hypers)
     carried = [variable.aval for variable in scan["jaxpr"].jaxpr.outvars]
