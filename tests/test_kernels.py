@@ -60,7 +60,8 @@ def test_without_a_norm_too(rows_of_bias: bool, dtype: Any, unit: float):
     launches = Launch(4, 2, interpret=True), Launch(8, 4, interpret=True)
     value, pull = jax.vjp(lambda z, bias: fused(z, bias, None, None, *launches), z, bias)
     exact, exact_pull = jax.vjp(plain, z.astype(jnp.float32), bias)
-    got, wanted = (value, *pull(slope)), (exact, *exact_pull(slope.astype(jnp.float32)))
+    got: list[Any] = [value, *pull(slope)]
+    wanted: list[Any] = [exact, *exact_pull(slope.astype(jnp.float32))]
     assert [x.dtype for x in got] == [dtype, dtype, jnp.float32]
     for mine, right in zip(got, wanted, strict=True):
         np.testing.assert_allclose(mine.astype(jnp.float32), right, rtol=unit, atol=1e-5 * np.abs(right).max())
@@ -71,7 +72,9 @@ def test_what_does_not_learn_has_no_sums_over_rows(norm: bool):
     """As critics in the actor's loss, of which only the slope of their input is wanted."""
     z, bias, scale, shift, slope = arguments(jnp.float32, False, 16)
     vectors = [bias, scale, shift] if norm else [bias]
-    run = lambda z, *vectors: fused(z, *(*vectors, None, None)[:3], *[Launch(8, 4, interpret=True)] * 2)  # noqa: E731
+
+    def run(z: jax.Array, *vectors: jax.Array) -> Any:
+        return fused(z, *(*vectors, None, None)[:3], *[Launch(8, 4, interpret=True)] * 2)
 
     def backward(learns: bool) -> Any:
         def total(z: jax.Array, vectors: list[jax.Array]) -> jax.Array:
