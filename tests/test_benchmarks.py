@@ -145,12 +145,14 @@ def test_members_agree_in_any_population(tmp_path, capsys, monkeypatch):
     agreement = program("benchmarks/agreement.py")
     monkeypatch.setattr(agreement, "CHUNK", 20)
     path = tmp_path / "reference.json"
-    made = argparse.Namespace(file=path, hidden=[8], steps=40, schedule=100, members=2)
+    given = {"file": path, "data_dir": None}
+    made = argparse.Namespace(**given, environment="rooms", hidden=[8], steps=40, schedule=100, members=2)
     agreement.make_reference(made)
-    compared = argparse.Namespace(file=path, forms=["five"], json=tmp_path / "found.json")
+    compared = argparse.Namespace(**given, forms=["five"], json=tmp_path / "found.json")
     assert agreement.compare(compared) == 0
     assert len(json.loads(compared.json.read_text())["forms"]["five"]) == 2
     reference = json.loads(path.read_text())
-    path.write_text(json.dumps({**reference, "schedule": 1}))  # lambda at its end from the start
+    reference["training"]["schedule"] = 1
+    path.write_text(json.dumps(reference))  # lambda at its end from the start
     assert agreement.compare(compared) == 1
     assert "NO" in capsys.readouterr().out
