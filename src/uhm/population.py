@@ -45,8 +45,8 @@ SIDE_BY_SIDE = {
 # decide, so a resumed run decides as before.
 LARGE = 500_000
 
-# Whether many agents on a GPU pass weights on in halves (`Loop`). It computes the same, to the last bit on a CPU, but
-# the one run of 25 agents on a GPU that had it drifted away from what a CPU learns (results/precision). It is off until
+# Whether many agents on a GPU pass weights on in halves (`Loop`). On a CPU that changes nothing, but the runs of 25
+# agents on a GPU that had it drifted away from what a CPU learns (results/precision). It is off until
 # `benchmarks/agreement.py` has said on a GPU that this was not the reason.
 HALVES = False
 
