@@ -1,7 +1,7 @@
 """Does a GPU learn what the definition says, in every form that an update has there?
 
     uhm data make cube-single-play --episodes 200
-    python benchmarks/agreement.py reference agreement.json      # on a CPU; takes minutes
+    python benchmarks/agreement.py reference agreement.json      # on a CPU; takes minutes; results/agreement has one
     python benchmarks/agreement.py compare agreement.json        # on a GPU; exit code 1 if a form disagrees
 
 A member of a population sees the same batches and the same noise wherever it is trained, so two programs that compute
@@ -34,6 +34,7 @@ from uhm import kernels, population
 from uhm.agents import family, spec_of
 from uhm.data import load
 from uhm.runs.environment import session
+from uhm.runs.publish import unnamed
 
 TASKS, MEMBERS, CHUNK = 5, 25, 250
 NAMES = ("q_mean", "critic_loss", "bc_error", "model_loss", "reward_loss")
@@ -127,7 +128,7 @@ def agrees(logged: Any, reference: dict[str, Any], dtype: str) -> bool:
 def make_reference(args: argparse.Namespace) -> None:
     jax.config.update("jax_platforms", "cpu")
     what = Training(args.environment, tuple(args.hidden), args.steps, args.schedule)
-    found: dict[str, Any] = {"training": what._asdict(), "session": session()}
+    found: dict[str, Any] = {"training": what._asdict(), "session": unnamed(session())}
     for dtype in ("float32", "bfloat16"):
         found[dtype] = trained(Form(dtype, members=args.members), what, args.data_dir)
     args.file.write_text(json.dumps(found) + "\n")
@@ -153,7 +154,9 @@ def compare(args: argparse.Namespace) -> int:
         table.add_row(*row)
         print(*row, flush=True)  # a table comes only at the end
         if args.json:
-            args.json.write_text(json.dumps({"session": session(), "reference": reference, "forms": made}) + "\n")
+            args.json.write_text(
+                json.dumps({"session": unnamed(session()), "reference": reference, "forms": made}) + "\n"
+            )
     Console(width=160).print(table)
     return int(wrong > 0)
 

@@ -27,7 +27,7 @@ def publish(directory: Path, to: Path) -> Path:
         write_json(partial / "config.json", read_json(directory / "config.json") | {"data_dir": None})
         write_json(partial / "summary.json", read_json(directory / "summary.json"))
         about = read_json(directory / "environment.json")
-        write_json(partial / "environment.json", about | {"sessions": [_session(one) for one in about["sessions"]]})
+        write_json(partial / "environment.json", about | {"sessions": [unnamed(one) for one in about["sessions"]]})
         _compress(partial / "episodes.jsonl.gz", JsonLines(directory / "episodes.jsonl").read())
         _compress(partial / "metrics.jsonl.gz", _thinned(JsonLines(directory / "metrics.jsonl").read()))
         shutil.rmtree(copy, ignore_errors=True)
@@ -35,8 +35,8 @@ def publish(directory: Path, to: Path) -> Path:
     return copy
 
 
-def _session(session: dict[str, Any]) -> dict[str, Any]:
-    """Without the machine's name and folders: of a path in the command or a variable its last part stays."""
+def unnamed(session: dict[str, Any]) -> dict[str, Any]:
+    """A session without the machine's name and folders: of a path in the command or a variable its last part stays."""
     short = lambda word: Path(word).name if Path(word).is_absolute() else word  # noqa: E731
     command = [short(word) for word in session["command"]]
     variables = {name: short(value) for name, value in session.get("variables", {}).items()}
