@@ -114,9 +114,16 @@ def errors(logged: list[dict[str, list[float]]], reference: list[dict[str, list[
     """Of each chunk: the mean over the reference's members of the relative difference."""
     found = []
     for mine, true in zip(logged, reference, strict=True):
-        b = np.array(true[name])
-        found.append(float(np.abs(np.array(mine[name])[: b.size] / b - 1).mean()))
+        a, b = np.array(mine[name])[: len(true[name])], np.array(true[name])
+        assert a.size == b.size, "the reference has members that were not trained"
+        found.append(float(np.abs(a / b - 1).mean()))
     return found
+
+
+def first(reference: dict[str, Any], members: int) -> dict[str, Any]:
+    """What the reference has of the first members, in both precisions."""
+    cut = lambda chunk: {name: values[:members] for name, values in chunk.items()}  # noqa: E731
+    return {dtype: [cut(chunk) for chunk in reference[dtype]] for dtype in ("float32", "bfloat16")}
 
 
 def agrees(logged: Any, reference: dict[str, Any], dtype: str) -> bool:
@@ -143,12 +150,10 @@ def compare(args: argparse.Namespace) -> int:
     for name in args.forms:
         form = FORMS[name]
         logged = made[name] = trained(form, what, args.data_dir)
-        true = reference[form.dtype]
-        first = min(form.members, len(true[0]["q_mean"]))  # members that both have
-        true = [{key: values[:first] for key, values in chunk.items()} for chunk in true]
-        last = [f"{errors(logged, true, metric)[-1]:.1e}" for metric in NAMES]
-        q = errors(logged, true, "q_mean")
-        fine = agrees(logged, {**reference, form.dtype: true}, form.dtype)
+        known = first(reference, form.members)
+        last = [f"{errors(logged, known[form.dtype], metric)[-1]:.1e}" for metric in NAMES]
+        q = errors(logged, known[form.dtype], "q_mean")
+        fine = agrees(logged, known, form.dtype)
         wrong += not fine
         row = [name, *last, " ".join(f"{e:.1e}" for e in q), "yes" if fine else "NO"]
         table.add_row(*row)

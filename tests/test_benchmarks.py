@@ -120,6 +120,10 @@ def test_agreement_is_counted_in_what_rounding_does():
     for away, fine in ((1.004, True), (1.006, False), (0.996, True), (0.994, False)):
         logged = of(-2.002 * away, -4.004 * away, 7.0)  # members that the reference does not have say nothing
         assert agreement.agrees(logged, reference, "bfloat16") == fine
+        alone = agreement.first(reference, 1)  # of a form with one agent
+        assert agreement.agrees(of(-2.002 * away), alone, "bfloat16") == fine
+    with pytest.raises(AssertionError, match="members that were not trained"):
+        agreement.errors(of(-2.0), reference["float32"], "q_mean")
 
 
 def test_forms_of_an_update_are_as_they_are_called(monkeypatch):
