@@ -112,12 +112,21 @@ def compiled(
     """A subject for each (agent, members, setting, chunk), None where memory is not enough for it."""
     if processes > 1:
         made = in_processes.each(_fitting_program, programs, processes, report)
-        return [None if one is None else fitting(Subject.loaded, one) for one in made]
+        return [None if one is None else fitting(_loaded, one, *arguments) for one, arguments in zip(made, programs, strict=True)]
     subjects = []
     for agent, members, setting, chunk in programs:
         report(f"compiling {agent}, {members} member{'s' if members > 1 else ''}, {setting.compute_dtype}")
         subjects.append(fitting(Subject, agent, members, setting, chunk))
     return subjects
+
+
+def _loaded(made: Program, *arguments: Any) -> Subject:
+    try:
+        return Subject.loaded(made)
+    except jax.errors.JaxRuntimeError as error:
+        if "symbol" not in str(error):
+            raise
+        return Subject(*arguments)
 
 
 def _fitting_program(*arguments: Any) -> Program | None:
