@@ -1,6 +1,8 @@
 """The benchmarks count and measure what they say; how long anything takes is not tested."""
 
 import fcntl
+import functools
+import itertools
 import json
 import math
 import re
@@ -18,7 +20,7 @@ import pytest
 
 from programs import program
 from uhm import bench, cli, population
-from uhm.bench import Subject, in_processes, subject, turns
+from uhm.bench import Subject, in_processes, products, subject, turns
 from uhm.errors import UhmError
 from uhm.nets import MLP
 
@@ -64,6 +66,30 @@ def test_contracted_and_batched_axes_count_once() -> None:
         return jnp.einsum("bik,bjk->bij", a, b)
 
     assert flops(dot, jnp.ones((2, 3, 5)), jnp.ones((2, 7, 5))) == 2 * 2 * 3 * 5 * 7
+
+
+def test_one_of_many_products_is_that_of_two_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents and critics are axes that both factors have; their order does not matter."""
+    einsum = lambda how, *shapes: bench.products_of(  # noqa: E731
+        jax.make_jaxpr(functools.partial(jnp.einsum, how))(*map(jnp.ones, shapes))
+    )
+    ((many, times),) = einsum("abik,abkj->abij", (2, 3, 4, 5), (2, 3, 5, 7)).items()
+    ((single, once),) = einsum("ik,kj->ij", (4, 5), (5, 7)).items()
+    assert (times, once) == (1, 1)
+    assert many.single == single == single.single
+    assert many.flops == 2 * 3 * single.flops
+    ((inside, _),) = einsum("iak,kaj->aij", (4, 6, 5), (5, 6, 7)).items()
+    assert inside.single == single
+    # Timed as on a GPU: it is the right product, and time is that of one.
+    monkeypatch.setattr(products, "on_gpu", lambda: True)
+    monkeypatch.setattr(products, "_AT_ONCE_FLOPS", 10 * single.flops)
+    dot, done = products._dot, []
+    monkeypatch.setattr(products, "_dot", lambda *args: done.append(dot(*args)) or done[-1])
+    assert products.timed_as(many) == single
+    now = itertools.count()
+    monkeypatch.setattr(products.time, "perf_counter", lambda: next(now))
+    assert products.timed_product(single)() == pytest.approx(1 / (10 * products._CALLS))
+    assert done[0].shape == (10, 4, 7)
 
 
 def test_rows_and_ratios() -> None:
@@ -266,6 +292,15 @@ def test_a_program_that_travelled_is_the_same_program() -> None:
         a, b = (jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (a, b))
         np.testing.assert_array_equal(a, b)
     assert there.run() > 0
+
+
+def test_something_else_is_done_while_processes_work() -> None:
+    seen: list[int] = []
+    assert in_processes.each(divmod, [(7, 2), (9, 4)], 2, lambda _: None, lambda found: seen.append(found[1])) == [
+        (3, 1),
+        (2, 1),
+    ]
+    assert seen == [1, 1]
 
 
 def test_what_goes_wrong_in_a_process_is_said_at_once(tmp_path: Path) -> None:

@@ -119,9 +119,9 @@ def test_agreement_is_counted_in_what_rounding_does():
     assert agreement.errors(of(-2.0, -4.4, 7.0), reference["float32"], "q_mean") == pytest.approx([0.05])  # as one mean
     for away, fine in ((1.004, True), (1.006, False), (0.996, True), (0.994, False)):
         logged = of(-2.002 * away, -4.004 * away, 7.0)  # members that the reference does not have say nothing
-        assert agreement.agrees(logged, reference, "bfloat16") == fine
+        assert agreement.agrees(logged, reference["bfloat16"], reference) == fine
         alone = agreement.first(reference, 1)  # of a form with one agent
-        assert agreement.agrees(of(-2.002 * away), alone, "bfloat16") == fine
+        assert agreement.agrees(of(-2.002 * away), alone["bfloat16"], alone) == fine
     with pytest.raises(AssertionError, match="members that were not trained"):
         agreement.errors(of(-2.0), reference["float32"], "q_mean")
 
@@ -135,8 +135,6 @@ def test_forms_of_an_update_are_as_they_are_called(monkeypatch):
         with agreement._in(form):
             found[name] = population.loop_of(form.members, True), os.environ[kernels.VARIABLE]
     assert found["bfloat16"] == (as_usual, "auto")
-    assert found["halves"] == (as_usual._replace(halved=True), "auto")
-    assert not as_usual.halved
     assert found["not-ahead"] == (as_usual._replace(ahead=False), "auto")
     assert found["no-kernels"] == (as_usual, "off")
     assert found["simplest"] == (as_usual._replace(ahead=False), "off")
@@ -152,11 +150,17 @@ def test_members_agree_in_any_population(tmp_path, capsys, monkeypatch):
     given = {"file": path, "data_dir": None}
     made = argparse.Namespace(**given, environment="rooms", hidden=[8], steps=40, schedule=100, members=2)
     agreement.make_reference(made)
-    compared = argparse.Namespace(**given, forms=["five"], json=tmp_path / "found.json")
+    compared = argparse.Namespace(**given, forms=["five"], json=tmp_path / "found.json", processes=1)
     assert agreement.compare(compared) == 0
-    assert len(json.loads(compared.json.read_text())["forms"]["five"]) == 2
+    found = json.loads(compared.json.read_text())
+    assert found["same_data"] and [len(chunk["q_mean"]) for chunk in found["forms"]["five"]] == [5, 5]
     reference = json.loads(path.read_text())
     reference["training"]["schedule"] = 1
     path.write_text(json.dumps(reference))  # lambda at its end from the start
     assert agreement.compare(compared) == 1
     assert "NO" in capsys.readouterr().out
+    path.write_text(json.dumps(reference | {"data": "other"}))  # so the reference only says what rounding does
+    monkeypatch.setitem(agreement.FORMS, "float32", agreement.Form("float32", members=5))
+    assert agreement.compare(compared) == 0
+    assert "Other data than the reference's" in capsys.readouterr().out
+    assert list(json.loads(compared.json.read_text())["forms"]) == ["float32", "five"]

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from uhm import kernels
-from uhm.agents import descent
 from uhm.agents.base import Agent, Metrics
 from uhm.data.dataset import Dataset
 from uhm.numerics import apart
@@ -44,11 +43,6 @@ SIDE_BY_SIDE = {
 # 4x128 loses as often as it gains, and 2x64 (up to 0.06 million) would lose up to a fifth. Only shapes and the device
 # decide, so a resumed run decides as before.
 LARGE = 500_000
-
-# Whether many agents on a GPU pass weights on in halves (`Loop`). On a CPU that changes nothing, but the runs of 25
-# agents on a GPU that had it drifted away from what a CPU learns (results/precision). It is off until
-# `benchmarks/agreement.py` has said on a GPU that this was not the reason.
-HALVES = False
 
 
 class Member(NamedTuple):
@@ -168,15 +162,12 @@ class Loop(NamedTuple):
     """The form of a chunk's loop, which changes no result.
 
     `ahead`: a step draws the batch of the next one. What learns on it can start at once then; else a GPU has nothing to
-    do while random numbers are drawn and rows gathered. `together`: so many steps are one pass through the loop.
-    `halved`: weights that are there rounded, too, are passed on in two halves (`uhm.agents.descent`). `ahead` and
-    `halved` make the step of 25 UHM agents 1.3 and 4.4 % shorter, which wait for memory, and that of five 0.9 and 0.3 %
-    longer.
+    do while random numbers are drawn and rows gathered. That makes the step of 25 UHM agents 1.3 % shorter, and that of
+    five 0.9 % longer. `together`: so many steps are one pass through the loop.
     """
 
     ahead: bool
     together: int
-    halved: bool
 
 
 def loop_of(members: int, draws: bool) -> Loop:
@@ -184,7 +175,7 @@ def loop_of(members: int, draws: bool) -> Loop:
     gpu = jax.default_backend() == "gpu"
     many = gpu and members >= kernels.MANY
     # One agent leaves a GPU idle while the last network of a step is moved; the next step's first kernels run there.
-    return Loop(ahead=many and draws, together=2 if gpu and members == 1 else 1, halved=many and HALVES)
+    return Loop(ahead=many and draws, together=2 if gpu and members == 1 else 1)
 
 
 def _chunk(
@@ -211,9 +202,7 @@ def _chunk(
     first = draw(member.step, None) if loop.ahead else None
     shapes = jax.eval_shape(lambda pop, given: one(pop, draw(pop.step, given)), member, given)[1]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    start = member._replace(state=_learners(descent.halved, member.state)) if loop.halved else member
-    (after, total, _), _ = jax.lax.scan(body, (start, zeros, first), batches, length=steps, unroll=loop.together)
-    after = after._replace(state=_learners(descent.whole, after.state)) if loop.halved else after
+    (after, total, _), _ = jax.lax.scan(body, (member, zeros, first), batches, length=steps, unroll=loop.together)
     # Here and not at every step, which would cost 5 to 10 % of a 4x512 step on a CPU: a member that diverged goes back
     # to where the chunk began, the last state known to be sound, and stays there. Metrics tell of the parameters before
     # a step, so those after the last are looked at too.
@@ -221,12 +210,6 @@ def _chunk(
     alive = after.alive & jnp.stack(finite).all()
     state = jax.tree.map(lambda n, o: jnp.where(alive, n, o), after.state, member.state)
     return state, alive, jax.tree.map(lambda x: x / steps, total)
-
-
-def _learners(change: Any, state: Any) -> Any:
-    """The state with whatever `uhm.agents.descent` moves in another form."""
-    is_one = lambda node: isinstance(node, descent.State)  # noqa: E731
-    return jax.tree.map(lambda node: change(node) if is_one(node) else node, state, is_leaf=is_one)
 
 
 def _learned(state: Any) -> list[Any]:

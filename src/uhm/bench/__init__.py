@@ -5,14 +5,16 @@ of all sizes of the population, take turns, one short chunk each, and every numb
 drift, which can be a fifth within minutes, meets all alike. Several such benchmarks on one machine wait for each other
 (`uhm.bench.turns`).
 
-Two ceilings are measured in the same run: the update's matrix products, shape by shape (on a GPU many of a shape at
-once, so that it is full), and copying its state, which every update reads and writes once. The larger of both times
+Two ceilings are measured in the same run: the update's matrix products, shape by shape (on a GPU very many of a shape
+at once, so that it is full), and copying its state, which every update reads and writes once. The larger of both times
 over that of the update is the fraction of the ceiling; not their sum, for a device may do both at once.
 """
 
 import dataclasses
+import functools
 import itertools
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +22,7 @@ import jax
 
 from uhm.agents import FAMILIES, family
 from uhm.bench import in_processes
-from uhm.bench.products import Product, products_of, timed_product
+from uhm.bench.products import Product, products_of, timed_as, timed_product
 from uhm.bench.subject import (
     Facts,
     HostLoop,
@@ -101,32 +103,43 @@ def update(
     names, chunk = [family(agent).name for agent in agents], None if steps is None else steps // TURNS
     for setting in settings:
         programs = [(name, size, setting, chunk) for size, name in itertools.product(members, names)]
+        products: dict[Product, Callable[[], float]] = {}
         with preparing():
-            subjects = compiled(programs, processes, report)
-        yield _measured(subjects, report)
+            subjects = compiled(programs, processes, report, functools.partial(_prepare, products))
+        yield _measured(subjects, products, report)
+
+
+def _prepare(products: dict[Product, Callable[[], float]], facts: Facts) -> None:
+    """Compile the products of a program that were not among those of others."""
+    for kind in dict.fromkeys(map(timed_as, facts.products)):
+        if kind not in products:
+            products[kind] = timed_product(kind)
 
 
 def compiled(
-    programs: Sequence[tuple[Any, ...]], processes: int, report: Callable[[str], None]
+    programs: Sequence[tuple[Any, ...]],
+    processes: int,
+    report: Callable[[str], None],
+    prepare: Callable[[Facts], None] = lambda _: None,
 ) -> list[Subject | None]:
-    """A subject for each (agent, members, setting, chunk), None where memory is not enough for it."""
+    """A subject for each (agent, members, setting, chunk), None where memory is not enough for it.
+
+    `prepare` is done for each of them, while other processes compile the rest.
+    """
     if processes > 1:
-        made = in_processes.each(_fitting_program, programs, processes, report)
-        return [None if one is None else fitting(_loaded, one, *arguments) for one, arguments in zip(made, programs, strict=True)]
+        with tempfile.TemporaryDirectory() as tunings:
+            jobs = [(*one, tunings if on_gpu() else None) for one in programs]
+            meanwhile = lambda made: None if made is None else prepare(made.facts)  # noqa: E731
+            made = in_processes.each(_fitting_program, jobs, processes, report, meanwhile)
+        return [None if one is None else fitting(Subject.loaded, one) for one in made]
     subjects = []
     for agent, members, setting, chunk in programs:
         report(f"compiling {agent}, {members} member{'s' if members > 1 else ''}, {setting.compute_dtype}")
-        subjects.append(fitting(Subject, agent, members, setting, chunk))
+        subject = fitting(Subject, agent, members, setting, chunk)
+        if subject is not None:
+            prepare(subject.facts)
+        subjects.append(subject)
     return subjects
-
-
-def _loaded(made: Program, *arguments: Any) -> Subject:
-    try:
-        return Subject.loaded(made)
-    except jax.errors.JaxRuntimeError as error:
-        if "symbol" not in str(error):
-            raise
-        return Subject(*arguments)
 
 
 def _fitting_program(*arguments: Any) -> Program | None:
@@ -164,31 +177,30 @@ def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> N
         family(agent)
 
 
-def _measured(made: Sequence[Subject | None], report: Callable[[str], None]) -> list[Row]:
-    """The rows of programs that take turns."""
+def _measured(
+    made: Sequence[Subject | None], products: Mapping[Product, Callable[[], float]], report: Callable[[str], None]
+) -> list[Row]:
+    """The rows of programs that take turns with each other and with their products."""
     subjects = [subject for subject in made if subject is not None]
-    with preparing():
-        kinds = list(dict.fromkeys(kind for subject in subjects for kind in subject.facts.products))
-        report(f"compiling {len(kinds)} matrix products")
-        products = [timed_product(kind) for kind in kinds]
     report("waiting for other benchmarks on this machine")
     with measuring():
         bandwidth = copy_bandwidth()
         report("running everything once")
         subjects = [subject for subject in subjects if fitting(subject.run) is not None]
-        runs = [*(subject.run for subject in subjects), *products]
+        runs = [*(subject.run for subject in subjects), *products.values()]
         times: list[list[float]] = [[] for _ in runs]
         for turn in range(TURNS):
             report(f"measuring, turn {turn + 1} of {TURNS}")
             for sink, run in zip(times, runs, strict=True):
                 sink.append(run())
     medians = [statistics.median(series) for series in times]
-    seconds_of = dict(zip(kinds, medians[len(subjects) :], strict=True))
+    seconds_of = dict(zip(products, medians[len(subjects) :], strict=True))
     return [_row(s.facts, seconds, seconds_of, bandwidth) for s, seconds in zip(subjects, medians, strict=False)]
 
 
 def _row(facts: Facts, seconds: float, seconds_of: Mapping[Product, float], bandwidth: float) -> Row:
-    alone = sum(count * seconds_of[kind] for kind, count in facts.products.items())
+    timed = [(kind, timed_as(kind), count) for kind, count in facts.products.items()]
+    alone = sum(count * kind.flops / one.flops * seconds_of[one] for kind, one, count in timed)
     copying = 2 * facts.state_bytes / bandwidth  # read and written
     return Row(
         agent=facts.agent,

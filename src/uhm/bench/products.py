@@ -4,7 +4,6 @@ So they count what an agent says and not what anybody believes it says.
 """
 
 import functools
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,12 +15,12 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from uhm.errors import UhmError
-from uhm.population import SIDE_BY_SIDE
 
 _OPERANDS = 8  # of one timed product on each side, so that a processor's caches are as cold as in training
 _COLD = 64 << 20  # bytes after which a cache is cold anyway
-# Starting a program takes longer than a product on a GPU: each is of all pairs, and the next is started while one runs.
+# Starting a program takes longer than a product on a GPU: many are done at once, and started while others run.
 _CALLS = 10
+_AT_ONCE_FLOPS, _AT_ONCE_BYTES = 10**11, 512 << 20
 
 
 class Product(NamedTuple):
@@ -39,6 +38,20 @@ class Product(NamedTuple):
         (_, contracted), (_, batch) = self.dimensions
         free = [size for axis, size in enumerate(self.right) if axis not in (*contracted, *batch)]
         return 2 * int(np.prod(self.left)) * int(np.prod(free))
+
+    @property
+    def single(self) -> "Product":
+        """One of the products of two matrices that it consists of: without axes that both have."""
+        (of_left, of_right), (batch_left, batch_right) = self.dimensions
+        left, of_left = _without(self.left, batch_left, of_left)
+        right, of_right = _without(self.right, batch_right, of_right)
+        return Product(left, right, ((of_left, of_right), ((), ())), self.dtype, self.out_dtype)
+
+
+def _without(shape: tuple[int, ...], axes: tuple[int, ...], others: tuple[int, ...]) -> tuple[Any, Any]:
+    """The shape without these axes, and what the others are in it."""
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    return tuple(shape[axis] for axis in kept), tuple(kept.index(axis) for axis in others)
 
 
 def products_of(traced: ClosedJaxpr | Jaxpr) -> Counter[Product]:
@@ -74,34 +87,59 @@ def on_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
+def timed_as(kind: Product) -> Product:
+    """What is timed for it: on a GPU one of its matrices, for which all populations are the same."""
+    return kind.single if on_gpu() else kind
+
+
 def timed_product(kind: Product) -> Callable[[], float]:
-    """A function that does the product on several operands and returns the seconds that one took."""
-    gpu = on_gpu()
+    """A function that does the product often and returns the seconds that one took."""
+    run = _at_once(kind) if on_gpu() else _one_by_one(kind)
+    run()  # compiled
+    return run
+
+
+def _at_once(kind: Product) -> Callable[[], float]:
+    """As one product of very many matrices, so that a GPU is full."""
+    out = kind.flops // (2 * int(np.prod([kind.left[axis] for axis in kind.dimensions[0][0]])))
+    itemsizes = [jnp.dtype(dtype).itemsize for dtype in (kind.dtype, kind.out_dtype)]
+    each = itemsizes[0] * int(np.prod(kind.left) + np.prod(kind.right)) + itemsizes[1] * out
+    copies = max(1, min(_AT_ONCE_FLOPS // kind.flops, _AT_ONCE_BYTES // each))
+    (of_left, of_right), _ = jax.tree.map(lambda axis: axis + 1, kind.dimensions)
+    many = kind._replace(dimensions=((of_left, of_right), ((0,), (0,))))
+    products = jax.jit(functools.partial(_dot, many))
+
+    def run() -> float:
+        # Made anew each time: those of all products together would not fit into memory.
+        left, right = (jnp.full((copies, *shape), 0.5, kind.dtype) for shape in (kind.left, kind.right))
+        jax.block_until_ready((left, right))
+        start, done = time.perf_counter(), None
+        for _ in range(_CALLS):
+            done = products(left, right)
+        jax.block_until_ready(done)
+        return (time.perf_counter() - start) / (_CALLS * copies)
+
+    return run
+
+
+def _one_by_one(kind: Product) -> Callable[[], float]:
     larger = max(int(np.prod(shape)) * np.dtype(kind.dtype).itemsize for shape in (kind.left, kind.right))
     each = max(1, min(_OPERANDS, _COLD // larger))
 
     @jax.jit
-    def operands() -> list[list[jax.Array]]:
-        fill = lambda shape, i: jnp.full(shape, 0.5 + i / 16, kind.dtype)  # noqa: E731
-        return [[fill(shape, i) for i in range(each)] for shape in (kind.left, kind.right)]
-
-    # On a GPU side by side, as in training, and each a product of its own although they share factors.
-    @functools.partial(jax.jit, compiler_options=SIDE_BY_SIDE)
     def products(lefts: list[jax.Array], rights: list[jax.Array]) -> list[jax.Array]:
-        dot = lambda a, b: jax.lax.dot_general(  # noqa: E731
-            a, b, kind.dimensions, preferred_element_type=jnp.dtype(kind.out_dtype)
-        )
-        pairs = itertools.product(lefts, rights) if gpu else zip(lefts, rights, strict=True)
-        return [dot(a, b) for a, b in pairs]
+        return [_dot(kind, left, right) for left, right in zip(lefts, rights, strict=True)]
 
     def run() -> float:
-        # Made anew each time: those of all products together would not fit into memory.
-        lefts, rights = jax.block_until_ready(operands())
-        start, done = time.perf_counter(), []
-        for _ in range(_CALLS if gpu else 1):
-            done = products(lefts, rights)
-        jax.block_until_ready(done)
-        return (time.perf_counter() - start) / (_CALLS * each**2 if gpu else each)
+        fill = lambda shape, i: jnp.full(shape, 0.5 + i / 16, kind.dtype)  # noqa: E731
+        operands = [[fill(shape, i) for i in range(each)] for shape in (kind.left, kind.right)]
+        jax.block_until_ready(operands)
+        start = time.perf_counter()
+        jax.block_until_ready(products(*operands))
+        return (time.perf_counter() - start) / each
 
-    run()
     return run
+
+
+def _dot(kind: Product, left: jax.Array, right: jax.Array) -> jax.Array:
+    return jax.lax.dot_general(left, right, kind.dimensions, preferred_element_type=jnp.dtype(kind.out_dtype))

@@ -1,6 +1,7 @@
 """What is timed: an agent's population as the trainer runs it, and one agent in a loop on the host."""
 
 import dataclasses
+import importlib
 import statistics
 import time
 from collections import Counter
@@ -99,15 +100,24 @@ class Program(NamedTuple):
     results: tuple[int, int]  # how many arrays they return
 
 
-def program(agent: str, members: int, setting: Setting, chunk: int | None = None) -> Program:
-    """Compile the trainer's own chunk for a population, and what makes its state."""
-    facts, init, advance, _ = _compiled(agent, members, setting, chunk)
+def program(
+    agent: str, members: int, setting: Setting, chunk: int | None = None, tunings: str | None = None
+) -> Program:
+    """Compile the trainer's own chunk for a population, and what makes its state.
+
+    XLA tries out how to do each product on a GPU, which takes most of the time. `tunings` is a directory in which it
+    looks first whether another program has done so.
+    """
+    facts, init, advance, _ = _compiled(agent, members, setting, chunk, tunings)
     (start, _, made), (onward, _, after) = serialize(init), serialize(advance)
     return Program(facts, start, onward, (made.num_leaves, after.num_leaves))
 
 
-def _compiled(agent: str, members: int, setting: Setting, chunk: int | None) -> tuple[Facts, Any, Any, Any]:
+def _compiled(
+    agent: str, members: int, setting: Setting, chunk: int | None, tunings: str | None = None
+) -> tuple[Facts, Any, Any, Any]:
     """Also what `advance` is given beside the state."""
+    options: dict[str, str | bool] = {"xla_gpu_per_fusion_autotune_cache_dir": tunings} if tunings else {}
     made = several(agent, members, setting)
     state, given = jax.eval_shape(made.init), (made.hyper, made.data.to_device())
     # One step of the very function that is timed, so that nothing an update does escapes the count.
@@ -115,7 +125,7 @@ def _compiled(agent: str, members: int, setting: Setting, chunk: int | None) -> 
     gigaflops = sum(count * kind.flops for kind, count in products.items()) / 1e9
     chunk = chunk or _enough(gigaflops, members)
     start = time.perf_counter()
-    advance = population.advance.lower(made.agent, state, *given, chunk).compile()
+    advance = population.advance.lower(made.agent, state, *given, chunk).compile(options)
     seconds = time.perf_counter() - start
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.state))
     facts = Facts(agent, members, setting, chunk, products, gigaflops, state_bytes, _memory(advance), seconds)
@@ -135,6 +145,8 @@ class Subject:
     @classmethod
     def loaded(cls, program: Program) -> "Subject":
         """One that was compiled elsewhere."""
+        if on_gpu():  # it says where the runtime is that the kernel of `uhm.ode_kernel` needs
+            importlib.import_module("jax.experimental.mosaic.gpu")
         self = cls.__new__(cls)
         facts, made = program.facts, several(program.facts.agent, program.facts.members, program.facts.setting)
         given = [jax.tree.leaves(each) for each in (made.hyper, made.data.to_device())]
