@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from uhm import bench
 from uhm.runs.environment import session
+from uhm.runs.publish import unnamed
 
 MEMBERS = 5
 TURNS = 3
@@ -86,7 +87,7 @@ def measure(args: argparse.Namespace) -> list[Point]:
             points.append(Point(axis, agent, value, members, times[program], subject.facts.memory_bytes / 1e9))
             print(f"{axis:12} {value:5} {agent:5} {times[program]:8.3f} ms a step", flush=True)
             if args.json:
-                record = {"session": session(), "points": [point._asdict() for point in points]}
+                record = {"sessions": [unnamed(session())], "points": [point._asdict() for point in points]}
                 args.json.write_text(json.dumps(record, indent=1) + "\n")
     return points
 

@@ -38,6 +38,7 @@ from uhm.bench.subject import (
 from uhm.bench.turns import measuring, preparing
 from uhm.errors import UhmError
 from uhm.runs.environment import session
+from uhm.runs.publish import unnamed
 
 __all__ = [
     "TURNS",
@@ -235,7 +236,7 @@ def to_json(
 ) -> dict[str, Any]:
     """Everything, with the versions and the hardware it was measured on; `loops` are the host loops' milliseconds."""
     return {
-        "session": session(),
+        "session": unnamed(session()),
         "setting": {**dataclasses.asdict(setting), "steps": steps, "turns": TURNS},
         "rows": [row._asdict() for row in rows],
         "host_loop": loops or {},
