@@ -92,6 +92,7 @@ def test_one_of_many_products_is_that_of_two_matrices(monkeypatch: pytest.Monkey
     assert done[0].shape == (10, 4, 7)
 
 
+@pytest.mark.slow
 def test_rows_and_ratios() -> None:
     (rows,) = bench.update(("rebrac-dagger", "dtd"), (1, 2), [TINY], steps=5)
     assert [(row.agent, row.members) for row in rows] == [(a, m) for m in (1, 2) for a in ("rebrac-dagger", "dtd")]
@@ -142,6 +143,7 @@ def test_who_measures_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert free(fcntl.LOCK_EX)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_into_memory_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,6 +273,7 @@ def test_each_draw_gets_its_own_horizon(futures: ModuleType) -> None:
     assert np.array_equal(np.asarray(futures.pick(states, n))[..., 0], n - 1)
 
 
+@pytest.mark.slow
 def test_what_other_processes_compiled_is_not_traced_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,6 +286,7 @@ def test_what_other_processes_compiled_is_not_traced_again(
     assert re.search(r"one member: iql \d.*\n.*one member: rebrac \d", said)
 
 
+@pytest.mark.slow
 def test_a_program_that_travelled_is_the_same_program() -> None:
     here, there = Subject("uhm", 2, TINY, 3), Subject.loaded(subject.program("uhm", 2, TINY, 3))
     assert here.facts._replace(compile_seconds=0.0) == there.facts._replace(compile_seconds=0.0)

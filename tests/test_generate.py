@@ -99,6 +99,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 # --- the episodes -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cube-single-play", "scene-play", "puzzle-3x3-play", "pointmaze-medium-navigate"])
 def test_ogbench_loads_what_was_made(name: str, tmp_path: Path) -> None:
     environment = tasks.environment(name)
@@ -168,6 +169,7 @@ def test_an_episode_does_not_depend_on_the_one_before() -> None:
     assert not [key for key in before if not np.array_equal(before[key], after[key])]
 
 
+@pytest.mark.slow
 def test_same_bytes_for_any_number_of_workers(tmp_path: Path) -> None:
     environment = tasks.environment("scene-noisy")
     options: dict[str, Any] = {"episodes": 3, "rows": 80, "progress": False}

@@ -204,6 +204,7 @@ def test_the_field_sees_scaled_states_and_statistics_get_no_gradient():
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient.field))
 
 
+@pytest.mark.slow
 def test_n_step_futures_of_a_random_walk_are_learned_by_bootstrapping():
     """s' = s + a + noise. Stored actions are 0.3 on average, and heavy cloning makes that the policy.
 

@@ -223,6 +223,7 @@ def test_a_member_is_the_same_agent_trained_alone():
     assert (first.params.reward.mlp.layers[0].weight != last.params.reward.mlp.layers[0].weight).any()
 
 
+@pytest.mark.slow
 def test_known_values_are_learned():
     """A point that stays where it is, at -1 or 1, with its position as reward; the task ends at 1, if tasks end.
 

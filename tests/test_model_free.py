@@ -380,6 +380,7 @@ def test_a_member_is_the_same_agent_trained_alone_and_a_checkpoint_is_all_it_nee
 SETTINGS = {"iql": {"alpha": 10.0}, "rebrac": {"alpha": 0.1, "alpha_critic": 0.0}, "fql": {"alpha": 1.0}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_known_values_and_the_best_action_are_learned(name):
     """Rows at 0, 1, 2, 3 under four rewards; the task ends with the transition out of row 1, or at once.

@@ -241,6 +241,7 @@ def test_actions_are_the_scaled_mode():
         np.testing.assert_array_equal(edge, np.broadcast_to([1.0, -1.0], edge.shape))
 
 
+@pytest.mark.slow
 def test_known_values_are_learned():
     """From -1 to 1 and no further, under three rewards; the task ends with the transition out of 1, or at once.
 

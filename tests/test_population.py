@@ -132,6 +132,7 @@ def passes(one, members, data):
     return [scan["unroll"] for scan in scans(one, members, data)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["uhm", "dtd"])
 def test_members_in_turn_are_those_side_by_side(name, monkeypatch):
     data, members = random_data(2), population.grid(TASKS, [0], {"alpha": [0.1, 1.0]})

@@ -195,6 +195,7 @@ def test_a_checkpoint_is_all_that_a_method_needs(name, tmp_path):
     assert all(jax.tree.leaves(changed))
 
 
+@pytest.mark.slow
 def test_in_use_and_ctrl_c(data, whole, child, tmp_path, capsys):
     """An evaluation that is under way when Ctrl-C comes is finished first: a resumed run would not make it again."""
     run, go_on = tmp_path / "run", tmp_path / "go on"

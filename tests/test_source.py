@@ -64,6 +64,7 @@ def write(folder, environment, columns, compressed=False):
         save(folder / f"{environment.dataset.replace('-100m', '')}{suffix}.npz", allow_pickle=True, **columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["cube-double-play", "scene-play", "puzzle-3x3-play", "pointmaze-medium-navigate", "antsoccer-arena-navigate"],
