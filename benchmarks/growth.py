@@ -1,6 +1,6 @@
 """How the time of a step grows with the population, the batch, the observation and the longest horizon.
 
-    python benchmarks/growth.py --json growth.json            # measure, on a GPU
+    python benchmarks/growth.py --json growth.json            # measure, on a GPU; what the file has is not done again
     python benchmarks/growth.py --draw growth.json docs/images/growth.svg
 
 One thing at a time is changed, from five UHM agents of 4 x 512 with batches of 256, 55 observed numbers and horizons of
@@ -66,13 +66,16 @@ def measure(args: argparse.Namespace) -> list[Point]:
     What was measured is printed and written each time, and what does not fit into memory is left out.
     """
     base = bench.Setting(hidden=tuple(args.hidden), compute_dtype=args.compute_dtype)
-    todo = jobs(args.axes, base, args.largest)
+    before = json.loads(args.json.read_text()) if args.json and args.json.exists() else {"sessions": [], "points": []}
+    points = [Point(**point) for point in before["points"]]
+    known = {(point.axis, point.agent, point.value) for point in points}
+    todo = [job for job in jobs(args.axes, base, args.largest) if job[:3] not in known]
+    sessions = [*before["sessions"], unnamed(session())]
     with bench.preparing():
         # The base is a point of every axis and measured once.
         programs = list(dict.fromkeys((agent, members, setting) for _, agent, _, members, setting in todo))
         subjects = bench.compiled([(*program, args.chunk) for program in programs], args.processes, print)
         made = dict(zip(programs, subjects, strict=True))
-    points: list[Point] = []
     times: dict[Any, float] = {}
     with bench.measuring():
         for axis, agent, value, members, setting in todo:
@@ -87,7 +90,7 @@ def measure(args: argparse.Namespace) -> list[Point]:
             points.append(Point(axis, agent, value, members, times[program], subject.facts.memory_bytes / 1e9))
             print(f"{axis:12} {value:5} {agent:5} {times[program]:8.3f} ms a step", flush=True)
             if args.json:
-                record = {"sessions": [unnamed(session())], "points": [point._asdict() for point in points]}
+                record = {"sessions": sessions, "points": [point._asdict() for point in points]}
                 args.json.write_text(json.dumps(record, indent=1) + "\n")
     return points
 

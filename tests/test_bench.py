@@ -244,6 +244,11 @@ def test_growth_measures_each_program_once_and_leaves_out_what_does_not_fit(
         ("batch_size", 512, 15000.0),
     ]
     assert "9 uhm   not enough free memory" in capsys.readouterr().out
+    made.clear()
+    growth.main()  # only what is not in the file
+    assert made == [("uhm", 9, 256)]
+    again = json.loads((tmp_path / "growth.json").read_text())
+    assert again["points"] == points
     growth.draw(json.loads((tmp_path / "growth.json").read_text()), tmp_path / "growth.svg")
     assert "full at 1" in (tmp_path / "growth.svg").read_text()
 
