@@ -50,10 +50,11 @@ class Train:
     """Also log to this Weights & Biases project."""
 
     def __call__(self) -> int:
-        from uhm import train
+        from uhm import programs, train
 
         if self.resume is not None:
             self._refuse_beside_resume()
+            programs.keep()
             train.resume(self.resume, show=True, sinks=self._sinks(self.resume, {}))
             return _page(self.resume)
         names = [field.name for field in dataclasses.fields(Train)]
@@ -63,6 +64,7 @@ class Train:
         settings = {name: value for name, value in own.items() if value is not None and value != ()}
         plan = train.resolve(self.agent, self.tasks, **common, **settings)
         directory = self.run or train.default_directory(plan)
+        programs.keep()
         train.start(plan, directory, show=True, sinks=self._sinks(directory, plan.to_json()))
         return _page(directory)
 

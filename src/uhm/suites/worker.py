@@ -65,10 +65,12 @@ def _settle(job: Job) -> None:
 def _train(job: Job, directory: Path) -> None:
     import jax
 
+    from uhm import programs
     from uhm.train import Plan, resume, start
 
     if job.platform == "gpu" and jax.default_backend() == "cpu":
         raise UhmError("there is a GPU, but JAX does not see it: install `uhm[cuda]`, or give --device cpu.")
+    programs.keep()
     if (directory / "config.json").exists():
         resume(directory)
     else:

@@ -1,0 +1,54 @@
+"""Compiled programs are kept between runs on a GPU, where XLA takes half a minute for an update.
+
+It tries out ways to do each product and takes the one that was fastest just then, so a program that is compiled again
+need not be the same to the last bit. A run that goes on with the program it was stopped with does.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+_LIMIT = 4 << 30  # bytes; programs have about ten million each
+
+
+def keep() -> Path | None:
+    """From now on; returns where. To be said before anything is compiled.
+
+    Not on a CPU, where it takes seconds and a program may not run on the next machine that shares the folder. JAX's own
+    setting (JAX_COMPILATION_CACHE_DIR) wins, and where nothing can be written nothing is kept.
+    """
+    if jax.default_backend() != "gpu":
+        return None
+    config: Any = jax.config
+    if chosen := config.jax_compilation_cache_dir:
+        return Path(chosen)
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "uhm" / "programs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    if not os.access(folder, os.W_OK):
+        return None
+    prune(folder, _LIMIT)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    return folder
+
+
+def prune(folder: Path, limit: int) -> None:
+    """Delete the oldest files until what is left has at most so many bytes."""
+    found = []
+    for path in folder.rglob("*"):
+        try:
+            if path.is_file():
+                about = path.stat()
+                found.append((about.st_mtime, about.st_size, path))
+        except OSError:  # another process has just deleted it
+            continue
+    left = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if left <= limit:
+            return
+        path.unlink(missing_ok=True)
+        left -= size
