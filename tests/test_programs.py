@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import pytest
 
-from uhm import cli, programs
+from uhm import cli
+from uhm.runs import programs
 
 # A CPU can keep programs, too, so that it can be tried out here.
 SCRIPT = """
 import jax, sys
-from uhm import programs
+from uhm.runs import programs
 jax.default_backend = lambda: "gpu"
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 print(programs.keep())

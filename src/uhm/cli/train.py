@@ -50,7 +50,8 @@ class Train:
     """Also log to this Weights & Biases project."""
 
     def __call__(self) -> int:
-        from uhm import programs, train
+        from uhm import train
+        from uhm.runs import programs
 
         if self.resume is not None:
             self._refuse_beside_resume()

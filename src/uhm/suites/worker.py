@@ -65,7 +65,7 @@ def _settle(job: Job) -> None:
 def _train(job: Job, directory: Path) -> None:
     import jax
 
-    from uhm import programs
+    from uhm.runs import programs
     from uhm.train import Plan, resume, start
 
     if job.platform == "gpu" and jax.default_backend() == "cpu":
