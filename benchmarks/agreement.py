@@ -11,8 +11,8 @@ of ours (`--environment rooms` needs no data). The GPU trains the same members, 
 Errors are relative, means over members. What float32 and bfloat16 differ by on the CPU is what rounding does to Q, and
 a form that is further away than several times that computes something else.
 
-Data that are made again on another kind of processor are not quite the same, for contacts are chaotic. Then forms are
-compared with float32 as trained here, and what that differs from the reference by says how much the data do.
+Data that are made again on another machine need not be quite the same. Then forms are compared with float32 as trained
+here, and what that differs from the reference by says how much the data do.
 
 Success would show it late: a form that passed weights on in two halves learned cube-single-play as well as others, but
 not as soon, and Q was 0.6 % lower after 3,000 steps, where bfloat16 makes a difference of 0.02 % on a CPU
@@ -70,7 +70,7 @@ FORMS = {
     "in-a-row": Form("bfloat16", options=(IN_A_ROW,)),
     "exact-rounding": Form("bfloat16", options=(("xla_allow_excess_precision", False),)),
     "split-products": Form("bfloat16", options=(("xla_disable_hlo_passes", ""),)),
-    "simplest": Form("bfloat16", 25, "off", (("ahead", False),), (IN_A_ROW,)),
+    "simplest": Form("bfloat16", MEMBERS, "off", (("ahead", False),), (IN_A_ROW,)),
 }
 
 
@@ -210,6 +210,8 @@ def main() -> int:
     for verb in verbs.choices.values():
         verb.add_argument("--data-dir", type=Path, default=None)
     args = parser.parse_args()
+    if getattr(args, "processes", 1) < 1:
+        parser.error("--processes must be at least 1")
     if getattr(args, "processes", 1) > 1:
         in_processes.share_memory()
     return args.run(args) or 0

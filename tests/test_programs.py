@@ -11,11 +11,13 @@ import pytest
 
 from uhm import cli
 from uhm.runs import programs
+from uhm.suites import worker
 
 # A CPU can keep programs, too, so that it can be tried out here.
 SCRIPT = """
 import jax, sys
 from uhm.runs import programs
+from uhm.suites import worker
 jax.default_backend = lambda: "gpu"
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 print(programs.keep())
@@ -75,4 +77,13 @@ def test_training_keeps_them(resumed: bool, monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr("uhm.cli.train._page", lambda _: 0)
     arguments = ["--resume", str(tmp_path)] if resumed else ["uhm", "rooms", "--run", str(tmp_path / "run")]
     assert cli.run(["train", *arguments]) == 0
+    assert said == ["keep", "train"]
+
+
+def test_a_suite_keeps_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = []
+    monkeypatch.setattr(programs, "keep", lambda: said.append("keep"))
+    monkeypatch.setattr("uhm.train.resume", lambda _: said.append("train"))
+    (tmp_path / "config.json").touch()
+    worker._train(worker.Job(str(tmp_path), {}, "cpu"), tmp_path)
     assert said == ["keep", "train"]

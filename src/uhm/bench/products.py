@@ -110,8 +110,13 @@ def _at_once(kind: Product) -> Callable[[], float]:
     products = jax.jit(functools.partial(_dot, many))
 
     def run() -> float:
-        # Made anew each time: those of all products together would not fit into memory.
-        left, right = (jnp.full((copies, *shape), 0.5, kind.dtype) for shape in (kind.left, kind.right))
+        # Made anew each time: those of all products together would not fit into memory. Random, because how much power
+        # a GPU needs, and how fast it is, depends on the numbers.
+        keys = jax.random.split(jax.random.key(0))
+        left, right = (
+            jax.random.normal(key, (copies, *shape), kind.dtype)
+            for key, shape in zip(keys, (kind.left, kind.right), strict=True)
+        )
         jax.block_until_ready((left, right))
         start, done = time.perf_counter(), None
         for _ in range(_CALLS):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
-from uhm import population
+from uhm import kernels, population
 from uhm.agents import family, spec_of
 from uhm.bench.products import Product, on_gpu, products_of
 from uhm.data.dataset import Dataset, make_dataset
@@ -145,7 +145,7 @@ class Subject:
     @classmethod
     def loaded(cls, program: Program) -> "Subject":
         """One that was compiled elsewhere."""
-        if on_gpu():  # it says where the runtime is that the kernel of `uhm.ode_kernel` needs
+        if kernels.chosen():  # it says where the runtime is that the kernel of `uhm.ode_kernel` needs
             importlib.import_module("jax.experimental.mosaic.gpu")
         self = cls.__new__(cls)
         facts, made = program.facts, several(program.facts.agent, program.facts.members, program.facts.setting)

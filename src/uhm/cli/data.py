@@ -113,7 +113,7 @@ class Make(_Common):
     workers: int | None = None
     """Processes (default: one per core). The data do not depend on it."""
     seed: int = 0
-    """Same seed, same data; on another kind of processor not to the last bit, so some trajectories differ."""
+    """Same seed, same data; on another machine a few trajectories may differ."""
     expert: Path | None = None
     """For antmaze: an npz file with the weights of a policy that walks in a given direction."""
 

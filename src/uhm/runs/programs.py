@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-_LIMIT = 4 << 30  # bytes; programs have about ten million each
+_LIMIT = 4 << 30  # bytes; the update of 25 UHM agents has 3 million
 
 
 def keep() -> Path | None:
