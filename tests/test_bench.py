@@ -8,10 +8,11 @@ import math
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -160,7 +161,7 @@ def test_what_does_not_fit_into_memory_is_left_out(
     assert [row.agent for rows in bench.update(agents, (1,), [TINY], steps=5) for row in rows] == ["rebrac-dagger"]
     flags = ["--hidden", "8", "--observation", "3", "--action", "2", "--steps", "5", "--members", "1"]
     assert cli.run(["bench", "update", "--agents", "dtd", *flags]) == 0
-    assert capsys.readouterr().out == "1 member: not enough free memory for dtd\n"
+    assert capsys.readouterr().out == "1 member, float32: not enough free memory for dtd\n"
     problem = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         list(bench.update(agents, (1,), [TINY], steps=5))
@@ -209,10 +210,75 @@ def test_the_verb_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert max(map(len, printed.splitlines()[:4])) <= 80
     assert "| `rebrac-dagger` | 1 | float32 |" in (tmp_path / "b.md").read_text()
     written = json.loads((tmp_path / "b.json").read_text())
-    assert written["session"]["versions"]["jax"] == jax.__version__
+    assert written["sessions"][0]["versions"]["jax"] == jax.__version__
     assert written["setting"]["hidden"] == [8]
     assert written["rows"][0]["agent"] == "rebrac-dagger"
     assert written["host_loop"]["rebrac-dagger"] > 0
+
+
+class Counted(bench.Subject):
+    """Takes no time, and says that it was there."""
+
+    made: ClassVar[list[tuple[str, int, str]]] = []
+
+    def __init__(self, agent: str, members: int, setting: bench.Setting, chunk: int | None = None) -> None:
+        if (agent, members) == ("dtd", 2):
+            raise KeyboardInterrupt
+        self.made.append((agent, members, setting.compute_dtype))
+        product = products.Product((2, 2), (2, 2), (((1,), (0,)), ((), ())), "float32", "float32")
+        facts = {"products": Counter([product]), "gigaflops": 1.0, "state_bytes": 1}
+        self.facts = subject.Facts(agent, members, setting, 5, memory_bytes=1, compile_seconds=1.0, **facts)
+
+    def run(self) -> float:
+        return 0.001
+
+
+def test_what_was_stopped_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sizes one after the other, as on a GPU; the second is stopped."""
+    monkeypatch.setattr(bench, "on_gpu", lambda: True)
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(bench, "timed_product", lambda kind: lambda: 1e-6)
+    monkeypatch.setattr(bench, "Subject", Counted)
+    loops: list[str] = []
+    monkeypatch.setattr(bench, "timed_loop", lambda agent, *_: loops.append(agent) or 0.5)
+    monkeypatch.setattr(Counted, "made", [])
+    file, flags = tmp_path / "b.json", ["--hidden", "8", "--members", "1", "2", "--steps", "5"]
+    command = ["bench", "update", "--json", str(file), *flags, "--agents", "rebrac-dagger"]
+    assert cli.run([*command, "dtd"]) == 130
+    assert Counted.made == [("rebrac-dagger", 1, "float32"), ("dtd", 1, "float32"), ("rebrac-dagger", 2, "float32")]
+    first = json.loads(file.read_text())
+    assert [(row["agent"], row["members"], row["session"]) for row in first["rows"]] == [
+        ("rebrac-dagger", 1, 0),
+        ("dtd", 1, 0),
+    ]
+    Counted.made.clear()
+    capsys.readouterr()
+    # Another method instead of the one that stops, and another precision.
+    assert cli.run([*command, "iql", "--host-loop", "--compute-dtype", "float32", "bfloat16"]) == 0
+    assert Counted.made == [
+        *(("iql", 1, "float32"), ("rebrac-dagger", 2, "float32"), ("iql", 2, "float32")),
+        *((agent, size, "bfloat16") for size in (1, 2) for agent in ("rebrac-dagger", "iql")),
+    ]
+    after = json.loads(file.read_text())
+    assert after["rows"][:2] == first["rows"]
+    assert [row["session"] for row in after["rows"]] == [0, 0] + [1] * 7
+    assert after["host_loop"] == {"rebrac-dagger": 500.0, "iql": 500.0}
+    assert f"{file} has 2 measurements already" in capsys.readouterr().out
+    Counted.made.clear()
+    assert cli.run([*command, "iql", "--host-loop"]) == 0
+    assert (Counted.made, loops) == ([], ["rebrac-dagger", "iql"])
+    # What cannot be gone on with is left as it is.
+    kept = file.read_bytes()
+    capsys.readouterr()
+    assert cli.run([*command, "--batch-size", "3"]) == 2
+    assert "other sizes or on another device" in capsys.readouterr().err
+    assert file.read_bytes() == kept
+    file.write_text('{"points": []}')
+    assert cli.run(command) == 2
+    assert "is no measurement" in capsys.readouterr().err
+    assert file.read_text() == '{"points": []}'
 
 
 def test_growth_measures_each_program_once_and_leaves_out_what_does_not_fit(

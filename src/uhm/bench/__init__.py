@@ -1,21 +1,21 @@
 """What one update costs: each agent beside the others, and beside what no update can do without.
 
-The data are random and in memory, and what runs is the trainer's own compiled chunk. All programs of one precision,
-of all sizes of the population, take turns, one short chunk each, and every number is a median over turns: the machine's
-drift, which can be a fifth within minutes, meets all alike. Several such benchmarks on one machine wait for each other
-(`uhm.bench.turns`).
+The data are random and in memory, and what runs is the trainer's own compiled chunk. All programs of one precision take
+turns, one short chunk each, and every number is a median over turns: the machine's drift, which can be a fifth within
+minutes on a CPU, meets all alike. On a GPU, which drifts less and takes long to compile for, that is so for programs of
+one size of the population. Several such benchmarks on one machine wait for each other (`uhm.bench.turns`), and one that
+was stopped goes on where it was (`uhm.bench.record`).
 
 Two ceilings are measured in the same run: the update's matrix products, shape by shape (on a GPU very many of a shape
 at once, so that it is full), and copying its state, which every update reads and writes once. The larger of both times
 over that of the update is the fraction of the ceiling; not their sum, for a device may do both at once.
 """
 
-import dataclasses
 import functools
 import itertools
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -37,8 +37,6 @@ from uhm.bench.subject import (
 )
 from uhm.bench.turns import measuring, preparing
 from uhm.errors import UhmError
-from uhm.runs.environment import session
-from uhm.runs.publish import unnamed
 
 __all__ = [
     "TURNS",
@@ -61,7 +59,6 @@ __all__ = [
     "ratios",
     "timed_loop",
     "timed_product",
-    "to_json",
     "update",
 ]
 
@@ -95,19 +92,23 @@ def update(
     steps: int | None = None,
     report: Callable[[str], None] = lambda _: None,
     processes: int = 1,
+    known: Collection[tuple[str, int, str]] = (),
 ) -> Iterator[list[Row]]:
-    """Measure all `agents` in every size of population, a list of rows for each setting; `steps` of each are timed.
+    """Measure all `agents` in every size of population, a list of rows for those that take turns; `steps` are timed.
 
-    What does not fit into memory has no row. Several `processes` compile side by side.
+    What does not fit into memory has no row. Several `processes` compile side by side. `known` are the (agent, members,
+    compute_dtype) that need not be measured.
     """
     check(agents, members, steps)
     names, chunk = [family(agent).name for agent in agents], None if steps is None else steps // TURNS
-    for setting in settings:
-        programs = [(name, size, setting, chunk) for size, name in itertools.product(members, names)]
-        products: dict[Product, Callable[[], float]] = {}
-        with preparing():
-            subjects = compiled(programs, processes, report, functools.partial(_prepare, products))
-        yield _measured(subjects, products, report)
+    products: dict[Product, Callable[[], float]] = {}
+    for setting, sizes in itertools.product(settings, [(size,) for size in members] if on_gpu() else [members]):
+        programs = [(name, size, setting, chunk) for size, name in itertools.product(sizes, names)]
+        programs = [one for one in programs if (*one[:2], setting.compute_dtype) not in known]
+        if programs:
+            with preparing():
+                subjects = compiled(programs, processes, report, functools.partial(_prepare, products))
+            yield _measured([subject for subject in subjects if subject is not None], products, report)
 
 
 def _prepare(products: dict[Product, Callable[[], float]], facts: Facts) -> None:
@@ -179,23 +180,23 @@ def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> N
 
 
 def _measured(
-    made: Sequence[Subject | None], products: Mapping[Product, Callable[[], float]], report: Callable[[str], None]
+    subjects: Sequence[Subject], products: Mapping[Product, Callable[[], float]], report: Callable[[str], None]
 ) -> list[Row]:
     """The rows of programs that take turns with each other and with their products."""
-    subjects = [subject for subject in made if subject is not None]
+    wanted = list(dict.fromkeys(timed_as(kind) for subject in subjects for kind in subject.facts.products))
     report("waiting for other benchmarks on this machine")
     with measuring():
         bandwidth = copy_bandwidth()
         report("running everything once")
         subjects = [subject for subject in subjects if fitting(subject.run) is not None]
-        runs = [*(subject.run for subject in subjects), *products.values()]
+        runs = [*(subject.run for subject in subjects), *(products[kind] for kind in wanted)]
         times: list[list[float]] = [[] for _ in runs]
         for turn in range(TURNS):
             report(f"measuring, turn {turn + 1} of {TURNS}")
             for sink, run in zip(times, runs, strict=True):
                 sink.append(run())
     medians = [statistics.median(series) for series in times]
-    seconds_of = dict(zip(products, medians[len(subjects) :], strict=True))
+    seconds_of = dict(zip(wanted, medians[len(subjects) :], strict=True))
     return [_row(s.facts, seconds, seconds_of, bandwidth) for s, seconds in zip(subjects, medians, strict=False)]
 
 
@@ -229,18 +230,6 @@ def ratios(rows: Sequence[Row], to: str) -> dict[int, dict[str, float]]:
         if row.members in base:
             found.setdefault(row.members, {})[row.agent] = row.milliseconds / base[row.members]
     return found
-
-
-def to_json(
-    rows: Sequence[Row], setting: Setting, steps: int | None, loops: dict[str, float] | None = None
-) -> dict[str, Any]:
-    """Everything, with the versions and the hardware it was measured on; `loops` are the host loops' milliseconds."""
-    return {
-        "session": unnamed(session()),
-        "setting": {**dataclasses.asdict(setting), "steps": steps, "turns": TURNS},
-        "rows": [row._asdict() for row in rows],
-        "host_loop": loops or {},
-    }
 
 
 def markdown(rows: Sequence[Row], loops: dict[str, float]) -> str:

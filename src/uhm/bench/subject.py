@@ -120,12 +120,16 @@ def _compiled(
     options: dict[str, str | bool] = {"xla_gpu_per_fusion_autotune_cache_dir": tunings} if tunings else {}
     made = several(agent, members, setting)
     state, given = jax.eval_shape(made.init), (made.hyper, made.data.to_device())
-    # One step of the very function that is timed, so that nothing an update does escapes the count.
-    products = products_of(population.advance.trace(made.agent, state, *given, 1).jaxpr)
+    # Tracing takes seconds too, and most chunks are of the longest kind.
+    start, steps = time.perf_counter(), chunk or _longest()
+    traced = population.advance.trace(made.agent, state, *given, steps)
+    # Of the very function that is timed, so that nothing an update does escapes the count.
+    products = Counter({kind: count // steps for kind, count in products_of(traced.jaxpr).items()})
     gigaflops = sum(count * kind.flops for kind, count in products.items()) / 1e9
     chunk = chunk or _enough(gigaflops, members)
-    start = time.perf_counter()
-    advance = population.advance.lower(made.agent, state, *given, chunk).compile(options)
+    if chunk != steps:
+        traced = population.advance.trace(made.agent, state, *given, chunk)
+    advance = traced.lower().compile(options)
     seconds = time.perf_counter() - start
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.state))
     facts = Facts(agent, members, setting, chunk, products, gigaflops, state_bytes, _memory(advance), seconds)
@@ -242,8 +246,12 @@ def _enough(gigaflops: float, members: int) -> int:
     On a CPU a member's state is copied once in a chunk, so chunks are as long for many members as for one.
     """
     if on_gpu():
-        return max(10, min(200, int(80_000 / gigaflops)))
-    return max(5, min(100, int(150 * members / gigaflops)))
+        return max(10, min(_longest(), int(80_000 / gigaflops)))
+    return max(5, min(_longest(), int(150 * members / gigaflops)))
+
+
+def _longest() -> int:
+    return 200 if on_gpu() else 100
 
 
 def _memory(compiled: Any) -> int:

@@ -1,6 +1,8 @@
 """`uhm bench`."""
 
-import json
+import functools
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,7 +47,7 @@ class Bench:
     processes: int = 1
     """Compile so many programs at once, each in a process of its own; they are measured one after the other."""
     to: Annotated[Path | None, tyro.conf.arg(name="json")] = None
-    """Also write everything to this file, with versions and hardware."""
+    """Also write everything to this file, with versions and hardware. What it has already is not measured again."""
     markdown: Path | None = None
     """Also write the table to this file."""
 
@@ -53,6 +55,7 @@ class Bench:
         from rich.console import Console
 
         from uhm import bench
+        from uhm.bench.record import Record
 
         if self.processes < 1:
             raise UhmError(f"processes is {self.processes}, and must be at least 1.")
@@ -68,46 +71,50 @@ class Bench:
         bench.check(self.agents, members, self.steps)
         sizes = {name: getattr(self, name) for name in ("hidden", "batch_size", "observation", "action", "k_max")}
         settings = [bench.Setting(**sizes, compute_dtype=kind) for kind in kinds]
-        rows = []
-        with Console(stderr=True).status("starting") as status:
-            for new in bench.update(self.agents, members, settings, self.steps, status.update, self.processes):
-                rows += new
-                # Each time: it takes long, and something may go wrong.
-                self._write(rows, {}, settings[0])
-                _print(new, settings[0], self.agents, members)
+        record, console = Record(settings[0], self.steps, self.to), Console(stderr=True)
+        if before := len(record.rows) + len(record.loops):
+            print(f"{self.to} has {before} measurements already, and none is made again.", flush=True)
+        with console.status("starting") as status:
+            # One line that changes, or in a file a line for each.
+            report = status.update if console.is_terminal else functools.partial(print, file=sys.stderr, flush=True)
+            options = (self.steps, report, self.processes, record.known)
+            for new in bench.update(self.agents, members, settings, *options):
+                record.add(new)  # each time: it takes long, and something may go wrong
+                self._write_table(record)
+                _print(new, settings[0], self.agents)
             if self.gpu or self.host_loop:
                 as_usual = min(settings, key=lambda setting: setting.compute_dtype != "float32")  # most code's
-                times = self._loops(as_usual, status)
-                self._write(rows, times, settings[0])
+                times = self._loops([agent for agent in self.agents if agent not in record.loops], as_usual, report)
+                record.add([], times)
+                self._write_table(record)
                 for agent, milliseconds in times.items():
                     print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
+        _print_missing(record.known, kinds, self.agents, members)
         return 0
 
-    def _loops(self, setting: Any, status: Any) -> dict[str, float]:
+    def _loops(self, agents: list[str], setting: Any, report: Callable[[str], None]) -> dict[str, float]:
         """Milliseconds of each agent. With several processes each is compiled and measured in one of them."""
         from uhm import bench
 
-        jobs = [(agent, setting, self.steps or (500 if bench.on_gpu() else 20)) for agent in self.agents]
+        jobs = [(agent, setting, self.steps or (500 if bench.on_gpu() else 20)) for agent in agents]
         if self.processes > 1:
-            seconds = bench.in_processes.each(bench.timed_loop, jobs, self.processes, status.update)
+            seconds = bench.in_processes.each(bench.timed_loop, jobs, self.processes, report)
         else:
             seconds = []
             for job in jobs:
-                status.update(f"a loop on the host: {job[0]}")
+                report(f"a loop on the host: {job[0]}")
                 seconds.append(bench.timed_loop(*job))
-        return {agent: 1e3 * each for agent, each in zip(self.agents, seconds, strict=True)}
+        return {agent: 1e3 * each for agent, each in zip(agents, seconds, strict=True)}
 
-    def _write(self, rows: list[Any], loops: dict[str, float], setting: Any) -> None:
+    def _write_table(self, record: Any) -> None:
         from uhm import bench
 
-        if self.to is not None:
-            self.to.write_text(json.dumps(bench.to_json(rows, setting, self.steps, loops), indent=2) + "\n")
         if self.markdown is not None:
-            self.markdown.write_text(bench.markdown(rows, loops))
+            self.markdown.write_text(bench.markdown(record.rows, record.loops))
 
 
-def _print(rows: list[Any], setting: Any, agents: tuple[str, ...], members: tuple[int, ...]) -> None:
-    """The rows of one precision."""
+def _print(rows: list[Any], setting: Any, agents: tuple[str, ...]) -> None:
+    """Rows that took turns."""
     from rich.console import Console
 
     from uhm import bench
@@ -115,15 +122,25 @@ def _print(rows: list[Any], setting: Any, agents: tuple[str, ...], members: tupl
 
     if rows:
         Console().print(_table(rows, setting))
-    measured, names = {(row.agent, row.members) for row in rows}, [family(agent).name for agent in agents]
-    ratios = bench.ratios(rows, names[0])
-    for size in members:
-        of_size = f"{size} member{'s' if size > 1 else ''}"
-        if missing := [name for name in names if (name, size) not in measured]:
-            print(f"{of_size}: not enough free memory for {', '.join(missing)}")
-        if values := ratios.get(size):
-            numbers = " : ".join(f"{value:.2f}" for value in values.values())
-            print(f"{of_size}: {' : '.join(values)} = {numbers}", flush=True)
+    for size, values in bench.ratios(rows, family(agents[0]).name).items():
+        numbers = " : ".join(f"{value:.2f}" for value in values.values())
+        print(f"{_members(size)}: {' : '.join(values)} = {numbers}", flush=True)
+
+
+def _print_missing(
+    known: set[tuple[str, int, str]], kinds: tuple[str, ...], agents: tuple[str, ...], members: tuple[int, ...]
+) -> None:
+    from uhm.agents import family
+
+    for kind in kinds:
+        for size in members:
+            missing = [name for agent in agents if ((name := family(agent).name), size, kind) not in known]
+            if missing:
+                print(f"{_members(size)}, {kind}: not enough free memory for {', '.join(missing)}")
+
+
+def _members(size: int) -> str:
+    return f"{size} member{'s' if size > 1 else ''}"
 
 
 def _table(rows: list[Any], setting: Any) -> Any:
