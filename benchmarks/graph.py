@@ -132,7 +132,12 @@ def compiled(agent: str, members: int, setting: Setting) -> str:
     made = several(agent, members, setting)
     data = lambda: jax.tree.map(jax.numpy.asarray, made.data)  # noqa: E731
     given = [described(made.init), described(lambda: made.hyper), described(data)]
-    with mock.patch.object(jax, "default_backend", lambda: "gpu"), mock.patch.object(kernels, "chosen", lambda: True):
+    # Kernels are lowered for the device of the mesh, as there is no other (from jax 0.11 on).
+    with (
+        jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+        mock.patch.object(jax, "default_backend", lambda: "gpu"),
+        mock.patch.object(kernels, "chosen", lambda: True),
+    ):
         lowered = population.advance.lower(made.agent, *given, STEPS)
     untuned: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}  # that needs a device
     return lowered.compile(untuned).as_text() or ""
