@@ -31,9 +31,9 @@ from uhm.numerics import EPSILON, GELU
 
 ROWS = 64  # of a program: no product of a warpgroup has fewer
 SIZE = 64  # of x, padded
-_MOST_PROGRAMS = 132  # the multiprocessors of a Hopper GPU; more programs were not measured
 _WIDTHS = {128, 256, 512}
 _MEASURED_WIDTH = 512  # the others are for tests
+_MEASURED_ROWS = 256  # of an agent; larger batches were not measured
 _SHARED_MEMORY = 224 << 10  # bytes that a program may have; Hopper's 227 KB less what barriers take
 _HALVES = 2  # warpgroups that compute
 _STAGES = 4  # tiles of a ring
@@ -60,7 +60,7 @@ class Schedule(NamedTuple):
 
 def pays(members: int, rows: int, width: int) -> bool:
     """Whether it was measured faster for so many agents, each with so many rows, and layers of this width."""
-    several = members >= kernels.ODE_AGENTS and members * rows <= _MOST_PROGRAMS * ROWS
+    several = members >= kernels.ODE_AGENTS and rows <= _MEASURED_ROWS
     return kernels.knows_mosaic() and several and width == _MEASURED_WIDTH
 
 
