@@ -222,7 +222,7 @@ class Counted(bench.Subject):
     made: ClassVar[list[tuple[str, int, str]]] = []
 
     def __init__(self, agent: str, members: int, setting: bench.Setting, chunk: int | None = None) -> None:
-        if (agent, members) == ("dtd", 2):
+        if (agent, setting.compute_dtype) == ("dtd", "float32"):
             raise KeyboardInterrupt
         self.made.append((agent, members, setting.compute_dtype))
         product = products.Product((2, 2), (2, 2), (((1,), (0,)), ((), ())), "float32", "float32")
@@ -236,30 +236,27 @@ class Counted(bench.Subject):
 def test_what_was_stopped_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sizes one after the other, as on a GPU; the second is stopped."""
-    monkeypatch.setattr(bench, "on_gpu", lambda: True)
+    """One precision after the other; the second is stopped."""
     monkeypatch.setattr(bench, "copy_bandwidth", lambda: 1e9)
     monkeypatch.setattr(bench, "timed_product", lambda kind: lambda: 1e-6)
     monkeypatch.setattr(bench, "Subject", Counted)
     loops: list[str] = []
     monkeypatch.setattr(bench, "timed_loop", lambda agent, *_: loops.append(agent) or 0.5)
     monkeypatch.setattr(Counted, "made", [])
-    file, flags = tmp_path / "b.json", ["--hidden", "8", "--members", "1", "2", "--steps", "5"]
-    command = ["bench", "update", "--json", str(file), *flags, "--agents", "rebrac-dagger"]
+    file, flags = tmp_path / "b.json", ["--hidden", "8", "--compute-dtype", "bfloat16", "float32", "--steps", "5"]
+    command = ["bench", "update", "--json", str(file), *flags, "--members", "1", "--agents", "rebrac-dagger"]
     assert cli.run([*command, "dtd"]) == 130
-    assert Counted.made == [("rebrac-dagger", 1, "float32"), ("dtd", 1, "float32"), ("rebrac-dagger", 2, "float32")]
+    assert Counted.made == [("rebrac-dagger", 1, "bfloat16"), ("dtd", 1, "bfloat16"), ("rebrac-dagger", 1, "float32")]
     first = json.loads(file.read_text())
-    assert [(row["agent"], row["members"], row["session"]) for row in first["rows"]] == [
-        ("rebrac-dagger", 1, 0),
-        ("dtd", 1, 0),
-    ]
+    found = [(row["agent"], row["compute_dtype"], row["session"]) for row in first["rows"]]
+    assert found == [("rebrac-dagger", "bfloat16", 0), ("dtd", "bfloat16", 0)]
     Counted.made.clear()
     capsys.readouterr()
-    # Another method instead of the one that stops, and another precision.
-    assert cli.run([*command, "iql", "--host-loop", "--compute-dtype", "float32", "bfloat16"]) == 0
+    # Another method instead of the one that stops, and two agents of each, too.
+    assert cli.run([*command, "iql", "--host-loop", "--members", "1", "2"]) == 0
     assert Counted.made == [
-        *(("iql", 1, "float32"), ("rebrac-dagger", 2, "float32"), ("iql", 2, "float32")),
-        *((agent, size, "bfloat16") for size in (1, 2) for agent in ("rebrac-dagger", "iql")),
+        *(("iql", 1, "bfloat16"), ("rebrac-dagger", 2, "bfloat16"), ("iql", 2, "bfloat16")),
+        *((agent, size, "float32") for size in (1, 2) for agent in ("rebrac-dagger", "iql")),
     ]
     after = json.loads(file.read_text())
     assert after["rows"][:2] == first["rows"]

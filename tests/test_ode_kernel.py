@@ -94,7 +94,11 @@ def test_the_schedule_of_two_midpoint_steps():
 def test_where_it_was_measured_faster(monkeypatch: pytest.MonkeyPatch):
     pays = ode_kernel.pays
     assert pays(25, 256, 512)
-    assert pays(100, 256, 512)
+    assert pays(33, 256, 512)
+    assert not pays(34, 256, 512)
+    assert not pays(49, 256, 512)
+    assert all(pays(many, 256, 512) for many in (50, 66, 100, 200))
+    assert not pays(25, 192, 512)
     assert not pays(25, 512, 512)
     assert not pays(5, 256, 512)
     assert not pays(25, 256, 256)
@@ -120,6 +124,8 @@ def test_what_does_not_fit_is_left_to_the_definition():
 def test_it_is_chosen_by_the_number_of_agents(monkeypatch: pytest.MonkeyPatch):
     """On a GPU of the right kind; and the host gets the definition even then."""
     monkeypatch.setattr(kernels, "ODE_AGENTS", 3)
+    monkeypatch.setattr(ode_kernel, "_MEASURED_ROWS", 64)
+    monkeypatch.setattr(ode_kernel, "_MULTIPROCESSORS", 3)
     monkeypatch.setattr(ode_kernel, "_MEASURED_WIDTH", WIDTH)
     monkeypatch.setattr(kernels, "chosen", lambda: True)
     model, s = make(), jnp.zeros((64, SPEC.observation_size))
@@ -138,7 +144,8 @@ def test_it_is_chosen_by_the_number_of_agents(monkeypatch: pytest.MonkeyPatch):
     many, arguments = of(3)
     assert uses_it(many, arguments)
     assert not uses_it(*of(2))
-    assert uses_it(*of(4))
+    assert not uses_it(*of(4))
+    assert uses_it(*of(6))
     assert not uses_it(generate, (model, noise))
     wanted = [jax.jit(generate)(model, noise) for _ in range(3)]
     for got, one in zip(jax.jit(many)(*arguments), zip(*wanted, strict=True), strict=True):

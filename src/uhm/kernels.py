@@ -309,6 +309,8 @@ def _float(ref: Any, columns: Any, rows: Any = slice(None)) -> Array:
     return (ref[rows, columns] if len(ref.shape) > 1 else ref[columns]).astype(jnp.float32)
 
 
+# Traced once for all layers of a kind, which would take seconds in every program.
+@functools.partial(jax.jit, static_argnames=("kernel", "launch", "more", "shares"), inline=True)
 def _run(
     kernel: Callable[..., None],
     launch: Launch,

@@ -34,6 +34,7 @@ SIZE = 64  # of x, padded
 _WIDTHS = {128, 256, 512}
 _MEASURED_WIDTH = 512  # the others are for tests
 _MEASURED_ROWS = 256  # of an agent; larger batches were not measured
+_MULTIPROCESSORS = 132  # of a Hopper GPU; each runs one program at a time
 _SHARED_MEMORY = 224 << 10  # bytes that a program may have; Hopper's 227 KB less what barriers take
 _HALVES = 2  # warpgroups that compute
 _STAGES = 4  # tiles of a ring
@@ -60,8 +61,12 @@ class Schedule(NamedTuple):
 
 def pays(members: int, rows: int, width: int) -> bool:
     """Whether it was measured faster for so many agents, each with so many rows, and layers of this width."""
-    several = members >= kernels.ODE_AGENTS and rows <= _MEASURED_ROWS
-    return kernels.knows_mosaic() and several and width == _MEASURED_WIDTH
+    if not (kernels.knows_mosaic() and width == _MEASURED_WIDTH and rows <= _MEASURED_ROWS):
+        return False
+    # With 25, 50, 100 or 200 agents; not with 34, of whose programs four are left over for a second turn.
+    programs, least = members * rows // ROWS, kernels.ODE_AGENTS * _MEASURED_ROWS // ROWS
+    turns = -(-programs // _MULTIPROCESSORS)
+    return programs / turns >= least
 
 
 def fits(mlp: MLP, rows: int, size: int) -> bool:

@@ -187,6 +187,7 @@ def _chunk(
         # Or XLA gathers rows where they are used: in one kernel with what a model imagines, for which all losses wait.
         return apart(batch_of(step_keys(member.key, step)[0], batch))
 
+    @functools.partial(jax.jit, inline=True)  # traced once, though it is asked for its shapes first
     def one(pop: Population, batch: Any) -> tuple[Population, Metrics]:
         new, metrics = agent.update(pop.state, hyper, batch, step_keys(pop.key, pop.step)[1])
         return Population(new, pop.key, pop.alive & healthy(metrics), pop.step + 1), metrics

@@ -1,10 +1,9 @@
 """What one update costs: each agent beside the others, and beside what no update can do without.
 
-The data are random and in memory, and what runs is the trainer's own compiled chunk. All programs of one precision take
-turns, one short chunk each, and every number is a median over turns: the machine's drift, which can be a fifth within
-minutes on a CPU, meets all alike. On a GPU, which drifts less and takes long to compile for, that is so for programs of
-one size of the population. Several such benchmarks on one machine wait for each other (`uhm.bench.turns`), and one that
-was stopped goes on where it was (`uhm.bench.record`).
+The data are random and in memory, and what runs is the trainer's own compiled chunk. All programs of one precision,
+of all sizes of the population, take turns, one short chunk each, and every number is a median over turns: the machine's
+drift, which can be a fifth within minutes, meets all alike. Several such benchmarks on one machine wait for each other
+(`uhm.bench.turns`), and one that was stopped goes on with what it has not measured (`uhm.bench.record`).
 
 Two ceilings are measured in the same run: the update's matrix products, shape by shape (on a GPU very many of a shape
 at once, so that it is full), and copying its state, which every update reads and writes once. The larger of both times
@@ -94,7 +93,7 @@ def update(
     processes: int = 1,
     known: Collection[tuple[str, int, str]] = (),
 ) -> Iterator[list[Row]]:
-    """Measure all `agents` in every size of population, a list of rows for those that take turns; `steps` are timed.
+    """Measure all `agents` in every size of population, a list of rows for each setting; `steps` of each are timed.
 
     What does not fit into memory has no row. Several `processes` compile side by side. `known` are the (agent, members,
     compute_dtype) that need not be measured.
@@ -102,8 +101,8 @@ def update(
     check(agents, members, steps)
     names, chunk = [family(agent).name for agent in agents], None if steps is None else steps // TURNS
     products: dict[Product, Callable[[], float]] = {}
-    for setting, sizes in itertools.product(settings, [(size,) for size in members] if on_gpu() else [members]):
-        programs = [(name, size, setting, chunk) for size, name in itertools.product(sizes, names)]
+    for setting in settings:
+        programs = [(name, size, setting, chunk) for size, name in itertools.product(members, names)]
         programs = [one for one in programs if (*one[:2], setting.compute_dtype) not in known]
         if programs:
             with preparing():
