@@ -229,7 +229,7 @@ class VectorField(eqx.Module):
             raise ValueError(f"a vector field with the '{self.horizon}' embedding needs the horizon n")
         first, features = self.mlp.layers[0], _join(s, a, None if n is None else self.embed(n))
         weight = first.weight[self.x_size + 1 :]
-        return biased(product(features, weight, self.mlp.compute_dtype, hands_on=True), first.bias)
+        return biased(product(features, weight, self.mlp.compute_dtype, hands_on=False), first.bias)
 
     def __call__(
         self, x: Float[Array, "*batch X"], tau: Float[Array, "..."], c: Float[Array, "*batch H"]
