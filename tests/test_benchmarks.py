@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from programs import program
+from small_runs import make_data
 from toys import random_data
 from uhm import bench, kernels, population
 from uhm.agents import spec_of
@@ -147,7 +148,7 @@ def test_members_agree_in_any_population(tmp_path, capsys, monkeypatch):
     agreement = program("benchmarks/agreement.py")
     monkeypatch.setattr(agreement, "CHUNK", 20)
     path = tmp_path / "reference.json"
-    given = {"file": path, "data_dir": None}
+    given = {"file": path, "data_dir": make_data(tmp_path / "data")}
     made = argparse.Namespace(**given, environment="rooms", hidden=[8], steps=40, schedule=100, members=2)
     agreement.make_reference(made)
     compared = argparse.Namespace(**given, forms=["five"], json=tmp_path / "found.json", processes=1)
