@@ -101,6 +101,7 @@ def test_where_it_was_measured_faster(monkeypatch: pytest.MonkeyPatch):
     assert not pays(25, 192, 512)
     assert not pays(25, 512, 512)
     assert not pays(5, 256, 512)
+    assert not pays(1, 16, 512)
     assert not pays(25, 256, 256)
     monkeypatch.setattr(jax, "__version_info__", (9, 0, 0))  # whose Pallas nobody has seen
     assert not pays(25, 256, 512)

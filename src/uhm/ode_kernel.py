@@ -63,10 +63,10 @@ def pays(members: int, rows: int, width: int) -> bool:
     """Whether it was measured faster for so many agents, each with so many rows, and layers of this width."""
     if not (kernels.knows_mosaic() and width == _MEASURED_WIDTH and rows <= _MEASURED_ROWS):
         return False
-    # With 25, 50, 100 or 200 agents; not with 34, of whose programs four are left over for a second turn.
+    # With 25, 50 or 100 agents; not with 34, of whose programs four are left over for a second turn.
     programs, least = members * rows // ROWS, kernels.ODE_AGENTS * _MEASURED_ROWS // ROWS
     turns = -(-programs // _MULTIPROCESSORS)
-    return programs / turns >= least
+    return programs >= least * max(turns, 1)
 
 
 def fits(mlp: MLP, rows: int, size: int) -> bool:

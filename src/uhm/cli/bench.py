@@ -85,7 +85,8 @@ class Bench:
             if self.gpu or self.host_loop:
                 as_usual = min(settings, key=lambda setting: setting.compute_dtype != "float32")  # most code's
                 times = self._loops([agent for agent in self.agents if agent not in record.loops], as_usual, report)
-                record.add([], times)
+                if times:
+                    record.add([], times)
                 self._write_table(record)
                 for agent, milliseconds in times.items():
                     print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
