@@ -13,7 +13,7 @@ import pytest
 from programs import program
 from small_runs import make_data
 from toys import random_data
-from uhm import bench, kernels, population
+from uhm import kernels, population
 from uhm.agents import spec_of
 from uhm.agents.horizon_model import HorizonModel
 from uhm.errors import UhmError
@@ -165,21 +165,3 @@ def test_members_agree_in_any_population(tmp_path, capsys, monkeypatch):
     assert agreement.compare(compared) == 0
     assert "Other data than the reference's" in capsys.readouterr().out
     assert list(json.loads(compared.json.read_text())["forms"]) == ["float32", "five"]
-
-
-@pytest.mark.parametrize("ode", ["midpoint", "euler"])
-@pytest.mark.parametrize("layer_norm", [True, False])
-def test_a_folded_solve_is_the_solve(ode: str, layer_norm: bool):
-    folded, spec = program("benchmarks/folded.py"), spec_of(random_data(), 4)
-    keys = jax.random.split(jax.random.key(0), 3)
-    settings = {"hidden": (16, 16), "ode": ode, "layer_norm": layer_norm, "steps": 3, "flag_std": 0.3}
-    model = HorizonModel(spec, keys[0], **settings)
-    noise = jax.random.normal(keys[1], (5, spec.observation_size + 1))
-    c = jax.random.normal(keys[2], (5, 16))
-    wanted = jax.jit(HorizonModel.follow)(model, noise, c)
-    np.testing.assert_allclose(jax.jit(folded.folded)(model, noise, c), wanted, atol=1e-5)
-    assert np.abs(wanted - noise).max() > 0.1
-    with folded.solving(folded.folded):
-        assert HorizonModel.follow is folded.folded
-    small = bench.Setting(hidden=(16, 16), batch_size=4, observation=3, action=2, compute_dtype="bfloat16")
-    assert folded.error(folded.folded, 2, small) < 0.02

@@ -35,6 +35,22 @@ def value_and_slopes(function: Any, z: Any, bias: Any, scale: Any, shift: Any, s
     return [np.asarray(x, np.float32) for x in (value, *pull(slope))]
 
 
+def rounding(exact: list[Any], tiles: list[list[Any]]) -> list[np.ndarray]:
+    """How far results in bfloat16 may be from exact ones, of which `tiles` are what single programs would add up.
+
+    A number of bfloat16 has 8 bits, so each differs by at most half a unit of the last. Sums over rows are rounded once
+    in every program and not again.
+    """
+    shares = [np.sum([np.abs(tile[i]) for tile in tiles], axis=0) for i in range(len(exact))]
+    sizes = [share if np.ndim(x) == 1 else np.abs(x) for x, share in zip(exact, shares, strict=True)]
+    return [2**-8 * 1.01 * size + 1e-4 * np.abs(x).max() for x, size in zip(exact, sizes, strict=True)]
+
+
+def within(got: list[Any], exact: list[Any], bounds: list[np.ndarray]) -> None:
+    for mine, wanted, bound in zip(got, exact, bounds, strict=True):
+        assert (np.abs(np.asarray(mine, np.float32) - wanted) <= bound).all()
+
+
 def test_the_definition_by_numpy():
     z, bias, scale, shift, _ = (np.asarray(x, np.float64) for x in arguments(jnp.float32, False, 3))
     x = z + bias
@@ -54,17 +70,24 @@ def test_kernels_are_their_definition(rows_of_bias: bool, forward_rows: int, bac
 
 
 @pytest.mark.parametrize("rows_of_bias", [False, True])
-@pytest.mark.parametrize(("dtype", "unit"), [(jnp.float32, 1e-5), (jnp.bfloat16, 2**-8)])
-def test_without_a_norm_too(rows_of_bias: bool, dtype: Any, unit: float):
-    z, bias, _, _, slope = arguments(dtype, rows_of_bias, 2, 12)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_without_a_norm_too(rows_of_bias: bool, dtype: Any):
+    z, bias, _, _, slope = arguments(dtype, rows_of_bias, 24)
     launches = Launch(4, 2, interpret=True), Launch(8, 4, interpret=True)
     value, pull = jax.vjp(lambda z, bias: fused(z, bias, None, None, *launches), z, bias)
-    exact, exact_pull = jax.vjp(plain, z.astype(jnp.float32), bias)
     got: list[Any] = [value, *pull(slope)]
-    wanted: list[Any] = [exact, *exact_pull(slope.astype(jnp.float32))]
     assert [x.dtype for x in got] == [dtype, dtype, jnp.float32]
-    for mine, right in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(mine.astype(jnp.float32), right, rtol=unit, atol=1e-5 * np.abs(right).max())
+
+    def exact(rows: slice) -> list[np.ndarray]:
+        value, pull = jax.vjp(plain, z[rows].astype(jnp.float32), bias[rows] if rows_of_bias else bias)
+        return [np.asarray(x) for x in (value, *pull(slope[rows].astype(jnp.float32)))]
+
+    wanted = exact(slice(None))
+    if dtype == jnp.float32:
+        for mine, right in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-5 * np.abs(right).max())
+    else:
+        within(got, wanted, rounding(wanted, [exact(slice(i, i + 8)) for i in range(0, 24, 8)]))
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -106,12 +129,15 @@ def test_few_agents_and_many_have_programs_of_their_own_size(monkeypatch: pytest
 
 @pytest.mark.parametrize("rows_of_bias", [False, True])
 def test_in_bfloat16_they_round_once(rows_of_bias: bool):
-    """A number of bfloat16 has 8 bits, so results differ by at most a unit of the last; sums over rows are float32."""
     given = arguments(jnp.bfloat16, rows_of_bias, 16)
-    exact = value_and_slopes(plain, *(x.astype(jnp.float32) for x in given))
-    got = value_and_slopes(interpreted(4, 8), *given)
-    for mine, wanted in zip(got, exact, strict=True):
-        np.testing.assert_allclose(mine, wanted, rtol=2**-8, atol=1e-4 * np.abs(wanted).max())
+
+    def exact(rows: slice) -> list[np.ndarray]:
+        z, bias, scale, shift, slope = (x.astype(jnp.float32) for x in given)
+        return value_and_slopes(plain, z[rows], bias[rows] if rows_of_bias else bias, scale, shift, slope[rows])
+
+    wanted = exact(slice(None))
+    bounds = rounding(wanted, [exact(slice(0, 8)), exact(slice(8, 16))])
+    within(value_and_slopes(interpreted(4, 8), *given), wanted, bounds)
     value, pull = jax.vjp(interpreted(4, 8), *given[:4])
     assert [x.dtype for x in (value, *pull(given[4]))] == [jnp.bfloat16, *(x.dtype for x in given[:4])]
 

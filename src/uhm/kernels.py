@@ -169,7 +169,7 @@ def _fused_backward(forward: Launch, backward: Launch, kept: _Kept, slope: Any) 
         dz, *shares = _run(_gelu_backward, backward, by_row, shares=1 if kept.learns else 0)
     else:
         dz, *shares = _run(_normed_backward, backward, by_row, (kept.scale,), kept.numbers, shares=3 * kept.learns)
-    dbias, dscale, dshift = [*(shares[0].sum(0) if shares else []), None, None, None][:3]
+    dbias, dscale, dshift = [*(shares[0].astype(jnp.float32).sum(0) if shares else []), None, None, None][:3]
     return dz, dbias if kept.bias.ndim == 1 else dz.astype(kept.bias.dtype), dscale, dshift
 
 
@@ -271,7 +271,7 @@ def _row_by_row(
     _, sums = jax.lax.fori_loop(0, turns, one, (fetched(0), zeros))
     for c, of_piece in zip(columns, sums, strict=True):
         for k, total in enumerate(of_piece):
-            shares[0][0, k, c] = total.sum(0)
+            shares[0][0, k, c] = total.sum(0).astype(shares[0].dtype)
 
 
 def _columns(z: Any) -> list[Any]:
@@ -323,7 +323,7 @@ def _run(
     """A kernel over tiles of rows. What is given has a row for each (a bias may have one for all), or a number.
 
     What comes out is an array like the first, so many `more` numbers of each row, and of every program `shares` sums
-    over its rows.
+    over its rows, rounded as the first is: a quarter of what a way back would write is these, and they are read again.
     """
     # Here, because it takes a quarter of a second, which every command would pay.
     from jax.experimental import pallas as pl
@@ -338,7 +338,8 @@ def _run(
     like = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
     outputs = [(rows, jax.ShapeDtypeStruct((count, width), dtype)), *[(number, like(count))] * more]
     if shares:
-        outputs.append((pl.BlockSpec((1, shares, width), lambda i: (i, 0, 0)), like(programs, shares, width)))
+        sums = jax.ShapeDtypeStruct((programs, shares, width), dtype)
+        outputs.append((pl.BlockSpec((1, shares, width), lambda i: (i, 0, 0)), sums))
     first, *rest = pl.pallas_call(
         functools.partial(kernel, _how(launch)),
         grid=(programs,),
