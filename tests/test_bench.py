@@ -367,6 +367,16 @@ def test_a_program_that_travelled_is_the_same_program(tmp_path: Path) -> None:
     assert there.run() > 0
 
 
+@pytest.mark.slow
+def test_programs_travel_where_jax_keeps_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second would come from JAX's own cache, as no program of a CPU that is to travel can."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    made = in_processes.each(bench._fitting_program, [("rebrac", 1, TINY, 3, None)] * 2, 1, lambda _: None)
+    for one in made:
+        assert Subject.loaded(one).run() > 0
+
+
 def test_something_is_done_with_each_that_a_process_made() -> None:
     seen: list[int] = []
     assert in_processes.each(divmod, [(7, 2), (9, 4)], 2, lambda _: None, lambda found: seen.append(found[1])) == [

@@ -144,6 +144,10 @@ def compiled(
 
 
 def _fitting_program(*arguments: Any) -> Program | None:
+    """In a process of its own."""
+    if not on_gpu():
+        # What a CPU has from JAX's cache cannot be handed on: another process would not find its functions.
+        jax.config.update("jax_enable_compilation_cache", False)
     return fitting(program, *arguments)
 
 
