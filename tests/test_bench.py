@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import statistics
 import sys
 import time
 from collections import Counter
@@ -233,6 +234,35 @@ class Counted(bench.Subject):
         return 0.001
 
 
+@pytest.mark.parametrize(("runs", "turns"), [(1, 0), (2, 0), (5, 1), (9, 3), (99, bench.TURNS)])
+def test_turns_that_were_done_count(
+    runs: int, turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two programs, each of which is run once before. Somebody interrupts it after so many runs."""
+    done = iter([0.1, 0.2, *(0.001 * i for i in range(1, 99))][:runs])
+
+    def run(_: Any) -> float:
+        for seconds in done:
+            return seconds
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(bench, "timed_product", lambda kind: lambda: 1e-6)
+    monkeypatch.setattr(bench, "Subject", Counted)
+    monkeypatch.setattr(Counted, "run", run)
+    file = tmp_path / "b.json"
+    command = ["bench", "update", "--json", str(file), "--hidden", "8", "--steps", "5", "--members", "1"]
+    assert cli.run([*command, "--agents", "iql", "rebrac"]) == (0 if turns == bench.TURNS else 130)
+    if not turns:
+        assert not file.exists()
+        return
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["turns"] for row in rows] == [turns, turns]
+    mine = [0.001 * i for i in range(1, 2 * bench.TURNS + 1)][: runs - 2]
+    expected = [1e3 * statistics.median(mine[start::2]) for start in (0, 1)]
+    np.testing.assert_allclose([row["milliseconds"] for row in rows], expected)
+
+
 def test_what_was_stopped_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,7 +271,7 @@ def test_what_was_stopped_goes_on(
     monkeypatch.setattr(bench, "timed_product", lambda kind: lambda: 1e-6)
     monkeypatch.setattr(bench, "Subject", Counted)
     loops: list[str] = []
-    monkeypatch.setattr(bench, "timed_loop", lambda agent, *_: loops.append(agent) or 0.5)
+    monkeypatch.setattr(bench, "timed_loop", lambda agent, *_: (loops.append(agent) or agent, 0.5))
     monkeypatch.setattr(Counted, "made", [])
     file, flags = tmp_path / "b.json", ["--hidden", "8", "--compute-dtype", "bfloat16", "float32", "--steps", "5"]
     command = ["bench", "update", "--json", str(file), *flags, "--members", "1", "--agents", "rebrac-dagger"]

@@ -82,6 +82,7 @@ class Row(NamedTuple):
     copy_milliseconds: float
     of_ceiling: float
     gigabytes: float
+    turns: int = TURNS  # fewer where the measurement was interrupted
 
 
 def update(
@@ -96,7 +97,8 @@ def update(
     """Measure all `agents` in every size of population, a list of rows for each setting; `steps` of each are timed.
 
     What does not fit into memory has no row. Several `processes` compile side by side. `known` are the (agent, members,
-    compute_dtype) that need not be measured.
+    compute_dtype) that need not be measured. Who interrupts it gets the rows of the turns that were done, and then the
+    interrupt.
     """
     check(agents, members, steps)
     names, chunk = [family(agent).name for agent in agents], None if steps is None else steps // TURNS
@@ -107,7 +109,10 @@ def update(
         if programs:
             with preparing():
                 subjects = compiled(programs, processes, report, functools.partial(_prepare, products))
-            yield _measured([subject for subject in subjects if subject is not None], products, report)
+            rows, interrupt = _measured([subject for subject in subjects if subject is not None], products, report)
+            yield rows
+            if interrupt is not None:
+                raise interrupt
 
 
 def _prepare(products: dict[Product, Callable[[], float]], facts: Facts) -> None:
@@ -151,12 +156,12 @@ def _fitting_program(*arguments: Any) -> Program | None:
     return fitting(program, *arguments)
 
 
-def timed_loop(agent: str, setting: Setting, steps: int) -> float:
-    """Seconds per step of one agent in a loop on the host."""
+def timed_loop(agent: str, setting: Setting, steps: int) -> tuple[str, float]:
+    """The agent, and the seconds per step of one in a loop on the host."""
     with preparing():
         loop = HostLoop(agent, setting, steps)
     with measuring():
-        return loop.run()
+        return agent, loop.run()
 
 
 def fitting(do: Callable[..., _T], *arguments: Any) -> _T | None:
@@ -184,8 +189,8 @@ def check(agents: Sequence[str], members: Sequence[int], steps: int | None) -> N
 
 def _measured(
     subjects: Sequence[Subject], products: Mapping[Product, Callable[[], float]], report: Callable[[str], None]
-) -> list[Row]:
-    """The rows of programs that take turns with each other and with their products."""
+) -> tuple[list[Row], KeyboardInterrupt | None]:
+    """The rows of programs that take turns with each other and with their products, and what cut the turns short."""
     wanted = list(dict.fromkeys(timed_as(kind) for subject in subjects for kind in subject.facts.products))
     report("waiting for other benchmarks on this machine")
     with measuring():
@@ -194,13 +199,21 @@ def _measured(
         subjects = [subject for subject in subjects if fitting(subject.run) is not None]
         runs = [*(subject.run for subject in subjects), *(products[kind] for kind in wanted)]
         times: list[list[float]] = [[] for _ in runs]
-        for turn in range(TURNS):
-            report(f"measuring, turn {turn + 1} of {TURNS}")
-            for sink, run in zip(times, runs, strict=True):
-                sink.append(run())
+        interrupt = None
+        try:
+            for turn in range(TURNS):
+                report(f"measuring, turn {turn + 1} of {TURNS}")
+                for sink, run in zip(times, runs, strict=True):
+                    sink.append(run())
+        except KeyboardInterrupt as stop:
+            if not all(times):
+                raise
+            interrupt = stop
     medians = [statistics.median(series) for series in times]
     seconds_of = dict(zip(wanted, medians[len(subjects) :], strict=True))
-    return [_row(s.facts, seconds, seconds_of, bandwidth) for s, seconds in zip(subjects, medians, strict=False)]
+    turns = min(map(len, times), default=TURNS)
+    rows = [_row(s.facts, seconds, seconds_of, bandwidth) for s, seconds in zip(subjects, medians, strict=False)]
+    return [row._replace(turns=turns) for row in rows], interrupt
 
 
 def _row(facts: Facts, seconds: float, seconds_of: Mapping[Product, float], bandwidth: float) -> Row:

@@ -84,28 +84,27 @@ class Bench:
                 _print(new, settings[0], self.agents)
             if self.gpu or self.host_loop:
                 as_usual = min(settings, key=lambda setting: setting.compute_dtype != "float32")  # most code's
-                times = self._loops([agent for agent in self.agents if agent not in record.loops], as_usual, report)
-                if times:
-                    record.add([], times)
+                self._loops([agent for agent in self.agents if agent not in record.loops], as_usual, record, report)
                 self._write_table(record)
-                for agent, milliseconds in times.items():
-                    print(f"in a loop on the host, one member: {agent} {milliseconds:.2f} ms/step")
         _print_missing(record.known, kinds, self.agents, members)
         return 0
 
-    def _loops(self, agents: list[str], setting: Any, report: Callable[[str], None]) -> dict[str, float]:
-        """Milliseconds of each agent. With several processes each is compiled and measured in one of them."""
+    def _loops(self, agents: list[str], setting: Any, record: Any, report: Callable[[str], None]) -> None:
+        """Each agent's loop on the host. With several processes each is compiled and measured in one of them."""
         from uhm import bench
+
+        def note(measured: tuple[str, float]) -> None:
+            agent, seconds = measured
+            record.add([], {agent: 1e3 * seconds})
+            print(f"in a loop on the host, one member: {agent} {1e3 * seconds:.2f} ms/step", flush=True)
 
         jobs = [(agent, setting, self.steps or (500 if bench.on_gpu() else 20)) for agent in agents]
         if self.processes > 1:
-            seconds = bench.in_processes.each(bench.timed_loop, jobs, self.processes, report)
+            bench.in_processes.each(bench.timed_loop, jobs, self.processes, report, note)
         else:
-            seconds = []
             for job in jobs:
                 report(f"a loop on the host: {job[0]}")
-                seconds.append(bench.timed_loop(*job))
-        return {agent: 1e3 * each for agent, each in zip(agents, seconds, strict=True)}
+                note(bench.timed_loop(*job))
 
     def _write_table(self, record: Any) -> None:
         from uhm import bench
