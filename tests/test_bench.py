@@ -373,15 +373,17 @@ def test_each_draw_gets_its_own_horizon(futures: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_what_other_processes_compiled_is_not_traced_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two updates and their loops on the host."""
+    """Two updates and their loops on the host, which are said in the order in which they are done."""
     monkeypatch.setattr(population, "advance", None)  # here; processes import it anew
     few = ["--agents", "iql", "rebrac", "--members", "1", "--hidden", "4", "--steps", "5", "--batch-size", "4"]
-    assert cli.run(["bench", "update", *few, "--processes", "2", "--host-loop"]) == 0
+    table = tmp_path / "b.md"
+    assert cli.run(["bench", "update", *few, "--processes", "2", "--host-loop", "--markdown", str(table)]) == 0
     said = capsys.readouterr().out
     assert "1 member: iql : rebrac" in said
-    assert re.search(r"one member: iql \d.*\n.*one member: rebrac \d", said)
+    assert sorted(re.findall(r"one member: (\w+) \d", said)) == ["iql", "rebrac"]
+    assert re.search(r"\| `iql` \| \d.* \|\n\| `rebrac` \| \d.* \|\n$", table.read_text())
 
 
 @pytest.mark.slow

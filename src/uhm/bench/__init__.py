@@ -268,5 +268,6 @@ def markdown(rows: Sequence[Row], loops: dict[str, float]) -> str:
         lines.append(f"| `{row.agent}` | {row.members} | {row.compute_dtype} | " + " | ".join((*numbers, *rest)) + " |")
     if loops:
         lines += ["", "One agent in a loop on the host, rows gathered with numpy, one compiled call per step:", ""]
-        lines += ["| agent | ms / step |", "|---|---:|", *(f"| `{name}` | {ms:.2f} |" for name, ms in loops.items())]
+        in_order = [name for name in dict.fromkeys([*(row.agent for row in rows), *loops]) if name in loops]
+        lines += ["| agent | ms / step |", "|---|---:|", *(f"| `{name}` | {loops[name]:.2f} |" for name in in_order)]
     return "\n".join(lines) + "\n"
