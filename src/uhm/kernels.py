@@ -323,7 +323,7 @@ def _run(
     """A kernel over tiles of rows. What is given has a row for each (a bias may have one for all), or a number.
 
     What comes out is an array like the first, so many `more` numbers of each row, and of every program `shares` sums
-    over its rows, rounded as the first is: a quarter of what a way back would write is these, and they are read again.
+    over its rows, rounded as the first is: in float32 they would be two fifths of what a way back writes.
     """
     # Here, because it takes a quarter of a second, which every command would pay.
     from jax.experimental import pallas as pl
