@@ -235,9 +235,7 @@ class Counted(bench.Subject):
 
 
 @pytest.mark.parametrize(("runs", "turns"), [(1, 0), (2, 0), (5, 1), (9, 3), (99, bench.TURNS)])
-def test_turns_that_were_done_count(
-    runs: int, turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_turns_that_were_done_count(runs: int, turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two programs, each of which is run once before. Somebody interrupts it after so many runs."""
     done = iter([0.1, 0.2, *(0.001 * i for i in range(1, 99))][:runs])
 
