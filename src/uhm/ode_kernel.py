@@ -11,7 +11,7 @@ layers, and each waits for the one before it.
 
 Three warpgroups share a program. Two compute, each one half of a layer's columns: 128 sums a thread. They meet twice a
 layer, when both have added up their halves of all rows, and when both have written their halves of h. The third loads
-weights, tile by tile in the order of their use, through a ring for each of the two.
+weights and c, tile by tile in the order of their use, through a ring for each of the two.
 
 The definition is `HorizonModel.follow`, in plain JAX. Written with Pallas for Mosaic GPU and for Hopper's products of
 warpgroups. It is chosen where it was measured faster (docs/performance.md): with few agents the plain solve has more
@@ -119,13 +119,16 @@ def solve(
     tile = _tile(width)
     across, down, ends = half // tile, width // SIZE, width // tile  # tiles of a layer's half, and of the last layer
     evaluations = schedule.table.shape[0]
-    of_evaluation = across + depth * down * across + ends
+    of_evaluation = 2 * across + depth * down * across + ends
     norms = 2 * (depth + 1)
     assert max(across, ends) <= _STAGES  # tiles that are released together
 
     def place(e: Any, i: Any) -> Any:
-        """Of the first tile of hidden layer i in evaluation e, among all of a half; the last layer comes after."""
-        return e * of_evaluation + across + i * (down * across)
+        """Of the first tile of hidden layer i in evaluation e, among all of a half; the last layer comes after.
+
+        Before them come the first layer and c.
+        """
+        return e * of_evaluation + 2 * across + i * (down * across)
 
     def columns(who: Any, j: int) -> Any:
         """Those of a layer that are in tile j of a half."""
@@ -142,7 +145,7 @@ def solve(
         return jax.lax.broadcast_in_dim(vector, like.shape, [0])
 
     def compute(refs: Any, scratch: dict[str, Any], who: Array, mine: Any) -> None:
-        x_ref, c_ref, weights_ref, table_ref, out_ref = refs
+        x_ref, _, weights_ref, table_ref, out_ref = refs
         h, vectors, sums, met = scratch["h"], scratch["vectors"].at[who], scratch["sums"], scratch["met"]
         gpu.copy_gmem_to_smem(
             weights_ref.vectors.at[:, pl.ds(who * half, half)], vectors, scratch["vectors_there"].at[who]
@@ -214,8 +217,10 @@ def solve(
             z = pl.run_scoped(first, *totals)
             tau = e.astype(jnp.float32) * schedule.gap
             for j, piece in enumerate(z):
-                given = read(c_ref, mine, columns(who, j))
-                z[j] = piece + given + by_column(tau * vectors[norms + depth, column(j)], piece)
+                given, filled, _ = slot(start + across + j)
+                gpu.barrier_wait(filled)
+                z[j] = piece + given[...].astype(jnp.float32) + by_column(tau * vectors[norms + depth, column(j)], piece)
+                release(start + across + j)
             normed(z, 0)
 
             @pl.loop(0, depth)
@@ -266,8 +271,8 @@ def solve(
         def _() -> None:
             out_ref[mine, :] = x
 
-    def load(refs: Any, scratch: dict[str, Any]) -> None:
-        weights_ref = refs[2]
+    def load(refs: Any, scratch: dict[str, Any], mine: Any) -> None:
+        c_ref, weights_ref = refs[1:3]
 
         def put(count: Array, tile_of: Any) -> None:
             stage = jax.lax.rem(count, jnp.int32(_STAGES))
@@ -284,6 +289,8 @@ def solve(
         def _(e: Array) -> None:
             for j in range(across):
                 put(e * of_evaluation + j, lambda who, j=j: weights_ref.first.at[:, columns(who, j)])
+            for j in range(across):
+                put(e * of_evaluation + across + j, lambda who, j=j: c_ref.at[mine, columns(who, j)])
             for i, weight in enumerate(weights_ref.hidden):
 
                 @pl.loop(0, down)
@@ -313,11 +320,11 @@ def solve(
         def _() -> None:
             if interpret is None and across > 1:
                 gpu.set_max_registers(_LOADING, action="decrease")
-            load(refs, scratch)
+            load(refs, scratch, mine)
 
     swizzled = gpu.TilingTransform((8, SIZE)), gpu.SwizzleTransform(128)
     ring = _HALVES * _STAGES
-    given = x, c, weights, jnp.asarray(schedule.table)
+    given = x, c.astype(jnp.bfloat16), weights, jnp.asarray(schedule.table)
     structure = jax.tree.structure((*given, x))  # the last is the result
     return gpu.kernel(
         body,
