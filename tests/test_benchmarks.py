@@ -136,9 +136,10 @@ def test_forms_of_an_update_are_as_they_are_called(monkeypatch):
         with agreement._in(form):
             found[name] = population.loop_of(form.members, True), os.environ[kernels.VARIABLE]
     assert found["bfloat16"] == (as_usual, "auto")
+    assert found["whole"] == (as_usual._replace(halved=False), "auto")
     assert found["not-ahead"] == (as_usual._replace(ahead=False), "auto")
     assert found["no-kernels"] == (as_usual, "off")
-    assert found["simplest"] == (as_usual._replace(ahead=False), "off")
+    assert found["simplest"] == (as_usual._replace(ahead=False, halved=False), "off")
     assert population.loop_of(25, True) == as_usual
 
 

@@ -9,9 +9,9 @@ import pytest
 from jax.extend.core import Var
 
 from toys import HYPER, agent, random_data
-from uhm import nets
-from uhm.agents import FAMILIES
-from uhm.agents.descent import State, descend, start, working
+from uhm import nets, numerics
+from uhm.agents import FAMILIES, descent
+from uhm.agents.descent import State, descend, halved, start, whole, working
 from uhm.bench.subject import Setting, make
 from uhm.data.sampling import gather_transitions
 from uhm.nets import MLP
@@ -92,6 +92,52 @@ def test_losses_see_rounded_weights_and_adam_does_not():
     assert (moved > 0).any()
     for kept, weight in zip(after.rounded.net, nets.rounded((after.params.net, after.targets.net)), strict=True):
         np.testing.assert_array_equal(kept, weight)
+
+
+def test_halves_are_the_whole():
+    """Every kind of float32 by its bits; the rounded one is the nearest, or one of two."""
+    rng = np.random.default_rng(0)
+    bits = np.concatenate([rng.integers(-(2**31), 2**31, 10_000), [0, -(2**31), 0x3F808000, 0x3F818000, 0x00000001]])
+    x = bits.astype(np.int32).view(np.float32)
+    x = x[~np.isnan(x)]
+    rounded, rest = numerics.halves(jnp.asarray(x))
+    assert (rounded.dtype, rest.dtype) == (jnp.bfloat16, jnp.int16)
+    np.testing.assert_array_equal(np.asarray(numerics.whole(rounded, rest)).view(np.int32), x.view(np.int32))
+    nearest = x.astype(jnp.bfloat16)
+    halfway = (x.view(np.int32) & 0xFFFF) == 0x8000
+    np.testing.assert_array_equal(np.asarray(rounded)[~halfway], nearest[~halfway])
+    assert halfway.sum() >= 2
+    # 1 + 2^-8 is between 1 and 1 + 2^-7.
+    np.testing.assert_array_equal(
+        np.asarray(numerics.halves(jnp.float32([1, -1]) * 1.00390625)[0]), [1.0078125, -1.0078125]
+    )
+
+
+def test_weights_in_halves_learn_the_same(monkeypatch: pytest.MonkeyPatch):
+    """Two steps; what does not round its weights, what has no slow copy, and both ends stay as they are."""
+    monkeypatch.setattr(descent, "HALVED", (4, 4))
+    rounding = jax.jit(lambda key: MLP(2, 1, key, (4, 4), compute_dtype="bfloat16"))(jax.random.key(0))
+    plain = jax.jit(lambda key: MLP(2, 1, key, (4, 4)))(jax.random.key(1))
+    x = jnp.array([[1.0, -1.0], [0.5, 2.0]])
+    loss = lambda p: (jnp.square(p.net(x) + p.other(x)).sum(), {})  # noqa: E731
+    for params in (Two(rounding, plain), Two(plain, rounding), Two(rounding, rounding)):
+        state = start(jax.tree.map(jnp.copy, params), slow=["net"])
+        small = halved(state)
+        networks = len(nets.weights(params)) // 3
+        assert [w.dtype for w in nets.weights(small.params)] == [jnp.float32, jnp.int16, jnp.float32] * networks
+        assert len(jax.tree.leaves(small)) == len(jax.tree.leaves(state))
+        assert_same(whole(small), state)
+        for _ in range(2):
+            state, small = (jax.jit(lambda state: descend(state, loss, 0.1, 0.5)[0])(each) for each in (state, small))
+        # XLA may add and multiply in one instruction here and in two there.
+        for got, wanted in zip(jax.tree.leaves(whole(small)), jax.tree.leaves(state), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-6 if got.dtype == np.float32 else 2**-8, atol=1e-8)
+        assert not np.array_equal(state.params.net.layers[1].weight, params.net.layers[1].weight)
+
+
+def assert_same(a: Any, b: Any) -> None:
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_an_agent_learns_as_if_every_product_rounded_its_weights():

@@ -15,6 +15,7 @@ LAYERS = (
     "numerics",
     "kernels",
     "nets",
+    "early",
     "ode_kernel",
     "flow",
     "tasks",

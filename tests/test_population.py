@@ -10,7 +10,7 @@ import pytest
 
 from toys import HYPER, A, S, agent, assert_trees, random_data, train
 from uhm import kernels, population
-from uhm.agents import family, spec_of
+from uhm.agents import descent, family, spec_of
 from uhm.agents.core import Hyper
 from uhm.data.sampling import batches
 
@@ -192,19 +192,23 @@ def test_two_steps_of_one_agent_on_a_gpu_are_one_pass(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("uhm", "bfloat16"), ("iql", "float32"), ("mopo", "bfloat16")])
-def test_many_agents_on_a_gpu_draw_ahead(name, dtype, monkeypatch):
-    """It is the same training."""
+def test_many_agents_on_a_gpu_draw_ahead_and_pass_weights_on_in_halves(name, dtype, monkeypatch):
+    """It is the same training. MOPO has a state of its own, which stays whole, and in float32 there are no halves."""
     data, members = random_data(2), population.grid(TASKS, [0], {})
     kind = family(name)
-    mine = kind.make(kind.Config(hidden=(16,), batch_size=16, compute_dtype=dtype), spec_of(random_data(), 4))
+    mine = kind.make(kind.Config(hidden=(16,), batch_size=24, compute_dtype=dtype), spec_of(random_data(), 4))
     hypers = family(name).Hyper() if name != "uhm" else HYPER
     usual, metrics = train(mine, members, hypers, data, 2 * CHUNK, CHUNK)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(kernels, "MANY", 2)
+    monkeypatch.setattr(descent, "HALVED", (16, 1))
     again = mine._replace(update=lambda *args: mine.update(*args))  # compiled for itself
     (scan,) = scans(again, members, data, hypers)
     carried = [variable.aval for variable in scan["jaxpr"].jaxpr.outvars]
-    assert any(aval.shape[:2] == (2, 16) for aval in carried)  # the next batch, of 16 rows
+    rows = 24 + getattr(kind.Config(), "rollouts", 0)
+    assert any(aval.shape[:2] == (2, rows) for aval in carried)  # the next batch
+    halves = [aval.shape for aval in carried if aval.dtype == jnp.int16]
+    assert halves == ([(2, 2, 16, 1), (2, 16, 1), (2, 2, 16, 1)] if name == "uhm" else [])  # critics, reward, slow ones
     got, got_metrics = train(again, members, hypers, data, 2 * CHUNK, CHUNK)
     assert_trees(np.testing.assert_allclose, got.state, usual.state, rtol=1e-5, atol=1e-5)
     for now, then in zip(got_metrics, metrics, strict=True):

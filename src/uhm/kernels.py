@@ -75,6 +75,11 @@ def for_agents(count: int) -> Iterator[None]:
         _agents.reset(token)
 
 
+def agents() -> int:
+    """How many agents the program that is traced has, as `for_agents` says."""
+    return _agents.get()
+
+
 def description() -> str:
     """The choice, for people."""
     if chosen():
@@ -99,7 +104,7 @@ def normed(
     """
     if not (chosen() and fits(z, bias)):
         return plain(z, bias, scale, shift)
-    backward = BACKWARD if _agents.get() >= MANY else OF_FEW
+    backward = BACKWARD if agents() >= MANY else OF_FEW
     # An agent that learns on the device may be asked to act on the host.
     return jax.lax.platform_dependent(
         z, bias, scale, shift, default=plain, cuda=lambda *arguments: fused(*arguments, FORWARD, backward)

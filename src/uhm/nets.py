@@ -10,7 +10,7 @@ have rounded gradients then.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_args
 
@@ -123,12 +123,16 @@ class Critic(eqx.Module):
         self.ensemble = jax.vmap(member)(jax.random.split(key, members))
 
     def __call__(
-        self, s: Float[Array, "*batch S"], a: Float[Array, "*batch A"] | None = None
+        self,
+        s: Float[Array, "*batch S"],
+        a: Float[Array, "*batch A"] | None = None,
+        apply: Callable[[MLP, Array], Array] = MLP.__call__,
     ) -> Float[Array, "E *batch"]:
+        """All values of every row; `apply` is how one of the networks is evaluated."""
         x = _join(s, a)
         # Once for each: of one product with the weights of all XLA would have to bring the result into their order.
         members = self.ensemble.layers[0].bias.shape[0]
-        return jax.vmap(MLP.__call__)(self.ensemble, jnp.broadcast_to(x, (members, *x.shape)))[..., 0]
+        return jax.vmap(apply)(self.ensemble, jnp.broadcast_to(x, (members, *x.shape)))[..., 0]
 
 
 class Actor(eqx.Module):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 EPSILON = 1e-6  # of a variance
 _Tree = TypeVar("_Tree")
@@ -67,6 +67,22 @@ def _matmul(a: Float[Array, "*batch I"], b: Float[Array, "I O"], out: str) -> Fl
         cpu=lambda a, b: jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32)).astype(out),
         default=lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.dtype(out)),
     )
+
+
+def halves(x: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], Int[Array, "*shape"]]:
+    """x rounded to bfloat16, and the 16 bits by which it differs from that: together they are x, exactly.
+
+    Half a unit is rounded away from zero, for the difference must be less than one of 16 bits.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32) + 0x8000
+    rest = (bits & 0xFFFF) - 0x8000
+    return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.int16), jnp.bfloat16), rest.astype(jnp.int16)
+
+
+def whole(rounded: Float[Array, "*shape"], rest: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """What `halves` were made of."""
+    upper = jax.lax.bitcast_convert_type(rounded, jnp.int16).astype(jnp.int32) << 16
+    return jax.lax.bitcast_convert_type(upper + rest.astype(jnp.int32), jnp.float32)
 
 
 def biased(y: Float[Array, "*batch O"], bias: Float[Array, "*rows O"]) -> Float[Array, "*batch O"]:

@@ -219,7 +219,9 @@ def solve(
             for j, piece in enumerate(z):
                 given, filled, _ = slot(start + across + j)
                 gpu.barrier_wait(filled)
-                z[j] = piece + given[...].astype(jnp.float32) + by_column(tau * vectors[norms + depth, column(j)], piece)
+                z[j] = (
+                    piece + given[...].astype(jnp.float32) + by_column(tau * vectors[norms + depth, column(j)], piece)
+                )
                 release(start + across + j)
             normed(z, 0)
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from uhm import flow, horizons, nets
+from uhm import early, flow, horizons, nets
 from uhm.agents import base
 from uhm.agents.base import Agent, Batch, Metrics, Spec, stop
 from uhm.agents.descent import State, descend, start, working
@@ -265,7 +265,7 @@ def losses(
     What the losses of actor and reward read and make is apart, or XLA makes it in the same kernels as what reads the
     backup, and they wait for it.
     """
-    critic, q = critic_loss(params.critic, batch, backup.y)
+    critic, q = critic_loss(params.critic, batch, backup.y, soon=backup.flow is None)
     actor, cloning = apart(actor_loss(params.actor, stop(apart(params.critic)), hyper, apart(batch), q_agg))
     metrics = {"critic_loss": critic, "actor_loss": actor, "bc_error": cloning}
     metrics |= {"q_mean": q.mean(), "q_min": q.min(), "q_max": q.max(), "target_mean": backup.y.mean()}
@@ -280,9 +280,15 @@ def losses(
     return loss, metrics
 
 
-def critic_loss(critic: nets.Critic, batch: Any, y: Float[Array, " B"]) -> tuple[Float[Array, ""], Float[Array, "E B"]]:
-    """L_Q, the mean over critics and rows, and the values themselves."""
-    q = critic(batch.observations, batch.actions)
+def critic_loss(
+    critic: nets.Critic, batch: Any, y: Float[Array, " B"], soon: bool = True
+) -> tuple[Float[Array, ""], Float[Array, "E B"]]:
+    """L_Q, the mean over critics and rows, and the values themselves. `soon`: it does not take a model to make y."""
+    if soon or not early.pays(critic.ensemble):
+        q = critic(batch.observations, batch.actions)
+    else:
+        batch = apart(batch)
+        q = apart(critic(batch.observations, batch.actions, apply=early.values))
     return jnp.square(q - y).mean(), q
 
 
