@@ -62,7 +62,7 @@ def test_the_table_of_updates_is_what_was_measured():
     published = read_json(DOCS.parent / "results" / "performance" / "updates.json")
     assert published["setting"]["k_max"] == 8
     measured = {(r["agent"], r["compute_dtype"], r["members"]): r["milliseconds"] for r in published["rows"]}
-    columns = [(kind, members) for kind in ("float32", "bfloat16") for members in (1, 5, 25)] + [("bfloat16", 100)]
+    columns = [(kind, members) for kind in ("float32", "bfloat16") for members in (1, 5, 25, 100)]
     text = (DOCS / "performance.md").read_text()
     for agent in FAMILIES:
         cells = [f"{measured[agent, *column]:.2f}" for column in columns]
