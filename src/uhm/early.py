@@ -24,7 +24,7 @@ from uhm.numerics import biased, gelu, normalised, product
 
 def pays(mlp: MLP) -> bool:
     """Whether it was measured faster: on a Hopper GPU in bfloat16, for one agent whose target takes an ODE solve."""
-    return kernels.chosen() and kernels.agents() == 1 and mlp.compute_dtype == "bfloat16"
+    return kernels.chosen() and kernels.agents() == 1 and mlp.compute_dtype == "bfloat16" and bool(mlp.norms)
 
 
 class _Layer(NamedTuple):

@@ -265,7 +265,7 @@ def losses(
     What the losses of actor and reward read and make is apart, or XLA makes it in the same kernels as what reads the
     backup, and they wait for it.
     """
-    critic, q = critic_loss(params.critic, batch, backup.y, soon=backup.flow is None)
+    critic, q = critic_loss(params.critic, batch, backup.y, late=backup.flow is not None)
     actor, cloning = apart(actor_loss(params.actor, stop(apart(params.critic)), hyper, apart(batch), q_agg))
     metrics = {"critic_loss": critic, "actor_loss": actor, "bc_error": cloning}
     metrics |= {"q_mean": q.mean(), "q_min": q.min(), "q_max": q.max(), "target_mean": backup.y.mean()}
@@ -281,14 +281,14 @@ def losses(
 
 
 def critic_loss(
-    critic: nets.Critic, batch: Any, y: Float[Array, " B"], soon: bool = True
+    critic: nets.Critic, batch: Any, y: Float[Array, " B"], late: bool = False
 ) -> tuple[Float[Array, ""], Float[Array, "E B"]]:
-    """L_Q, the mean over critics and rows, and the values themselves. `soon`: it does not take a model to make y."""
-    if soon or not early.pays(critic.ensemble):
-        q = critic(batch.observations, batch.actions)
-    else:
+    """L_Q, the mean over critics and rows, and the values themselves. `late`: y takes a model, and much of the step."""
+    if late and early.pays(critic.ensemble):
         batch = apart(batch)
         q = apart(critic(batch.observations, batch.actions, apply=early.values))
+    else:
+        q = critic(batch.observations, batch.actions)
     return jnp.square(q - y).mean(), q
 
 

@@ -51,10 +51,8 @@ def start(params: Any, slow: Sequence[str]) -> State:
 
 def working(state: State) -> tuple[Any, Any]:
     """Parameters and targets as losses use them."""
-    both = zip(state.params, state.targets, strict=True)
-    seen = [nets.with_weights(network, weights) for network, weights in zip(both, state.rounded, strict=True)]
-    params, targets = (type(state.params)(*networks) for networks in zip(*seen, strict=True))
-    return params, targets
+    seen = _each(state, lambda network, weights: (nets.with_weights(network, weights), weights))
+    return seen.params, seen.targets
 
 
 def halved(state: State) -> State:
@@ -64,19 +62,19 @@ def halved(state: State) -> State:
     those of first and last layers in halves too a GPU, and nothing else, left the slow copy of an actor's last layer
     behind, for a reason that was not found (docs/performance.md).
     """
-    networks = zip(zip(state.params, state.targets, strict=True), state.rounded, strict=True)
-    return _with_networks(state, [_halved(network) if weights else (network, weights) for network, weights in networks])
+    return _each(state, lambda network, _: _halved(network))
 
 
 def whole(state: State) -> State:
     """What was `halved`."""
-    networks = zip(zip(state.params, state.targets, strict=True), state.rounded, strict=True)
-    return _with_networks(state, [(_whole(network, weights), weights) for network, weights in networks])
+    return _each(state, lambda network, weights: (_whole(network, weights), weights))
 
 
-def _with_networks(state: State, networks: Any) -> State:
-    both, rounded = zip(*networks, strict=True)
-    params, targets = (type(state.params)(*those) for those in zip(*both, strict=True))
+def _each(state: State, change: Callable[[Any, list[Array]], tuple[Any, list[Array]]]) -> State:
+    """The state after a change of every network, which with its slow copy is a pair, and of their rounded weights."""
+    pairs = zip(zip(state.params, state.targets, strict=True), state.rounded, strict=True)
+    both, rounded = zip(*(change(pair, weights) for pair, weights in pairs), strict=True)
+    params, targets = (type(state.params)(*networks) for networks in zip(*both, strict=True))
     return state._replace(params=params, targets=targets, rounded=type(state.params)(*rounded))
 
 
@@ -86,11 +84,8 @@ def _halved(network: Any) -> tuple[Any, list[Array]]:
     return nets.with_weights(network, [rest for _, rest in pairs]), [rounded for rounded, _ in pairs]
 
 
-def _is_halved(network: Any) -> bool:
-    return any(weight.dtype == jnp.int16 for weight in nets.weights(network))
-
-
-def _whole(network: Any, rounded: Any) -> Any:
+def _whole(network: Any, rounded: list[Array]) -> Any:
+    """Whether it was `_halved` or not."""
     pairs = zip(rounded, nets.weights(network), strict=True)
     weights = [numerics.whole(upper, rest) if rest.dtype == jnp.int16 else rest for upper, rest in pairs]
     return nets.with_weights(network, weights)
@@ -136,12 +131,12 @@ def _moved(
     # makes one kernel for many weights only where what they share is an array, and a number of one agent alone is none.
     mu, *shared = apart((mu, *(jnp.stack([number, number]) for number in (count, learning_rate, ema_rate))))
     count, learning_rate, ema_rate = (pair[0] for pair in shared)
-    is_halved = _is_halved(params)
-    params, target = _whole((params, target), rounded) if is_halved else (params, target)
+    in_halves = any(weight.dtype == jnp.int16 for weight in nets.weights(params))
+    params, target = _whole((params, target), rounded)
     gradients = jax.tree.map(lambda g, p: g.astype(p.dtype), gradients, params)
     adam: Any = optax.ScaleByAdamState(count, mu, nu)
     moves, adam = _ADAM.update(gradients, adam)
     params = jax.tree.map(lambda p, m: p - learning_rate * m, params, moves)
     both = params, None if target is None else nets.ema(target, params, ema_rate)
-    (params, target), rounded = _halved(both) if is_halved else (both, nets.rounded(both))
+    (params, target), rounded = _halved(both) if in_halves else (both, nets.rounded(both))
     return apart((params, adam.mu, adam.nu, target, rounded))
