@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from uhm.interrupts import interruptible
+from uhm.interrupts import heed_sigterm, interruptible
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
@@ -41,3 +41,30 @@ def test_another_thread_asks_for_nothing() -> None:
     thread.start()
     thread.join()
     assert seen == [(signal.getsignal(signal.SIGINT), False)]
+
+
+@pytest.fixture
+def usual_signals():
+    before = {number: signal.getsignal(number) for number in BOTH}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("usual_signals")
+@pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN, signal.SIG_DFL])
+def test_sigterm_interrupts_even_where_ctrl_c_is_ignored(ctrl_c) -> None:
+    signal.signal(signal.SIGINT, ctrl_c)
+    heed_sigterm()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("usual_signals")
+def test_sigterm_asks_where_ctrl_c_asks() -> None:
+    heed_sigterm()
+    with pytest.raises(KeyboardInterrupt), interruptible(signal.SIGINT) as asked:
+        signal.raise_signal(signal.SIGTERM)
+        assert asked.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("it went on")

@@ -63,7 +63,8 @@ def finish(self):
     return usual_finish(self)
 
 rooms.run, Training._report_frozen, Training._finish_evaluation = run, report, finish
-sys.exit(cli.run(sys.argv[4:]))
+sys.argv[1:] = sys.argv[4:]
+cli.main()
 """
 
 
@@ -196,7 +197,8 @@ def test_a_checkpoint_is_all_that_a_method_needs(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_in_use_and_ctrl_c(data, whole, child, tmp_path, capsys):
+@pytest.mark.parametrize("signal_sent", [signal.SIGINT, signal.SIGTERM])
+def test_in_use_and_ctrl_c(data, whole, child, tmp_path, capsys, signal_sent):
     """An evaluation that is under way when Ctrl-C comes is finished first: a resumed run would not make it again."""
     run, go_on = tmp_path / "run", tmp_path / "go on"
     process = child(*flags(data, "rebrac-dagger"), "--run", run, changed=(10, "hold", go_on))
@@ -212,7 +214,7 @@ def test_in_use_and_ctrl_c(data, whole, child, tmp_path, capsys):
     until(process, (run / "checkpoints" / "10").exists)
     assert int(load_run(run).state.step) == 10  # a reader disturbs nobody
 
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal_sent)
     time.sleep(0.2)
     go_on.touch()
     out, err = process.communicate()

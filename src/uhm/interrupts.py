@@ -1,9 +1,10 @@
-"""Ctrl-C as a request: work that takes hours ends where it can be resumed."""
+"""Ctrl-C as a request: work that takes hours ends where it can be resumed. Schedulers send SIGTERM for the same end."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 @contextmanager
@@ -17,7 +18,7 @@ def interruptible(*signals: signal.Signals) -> Iterator[threading.Event]:
         yield asked
         return
 
-    def ask(number: int, frame: object) -> None:
+    def ask(number: int, frame: FrameType | None) -> None:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
@@ -28,3 +29,16 @@ def interruptible(*signals: signal.Signals) -> Iterator[threading.Event]:
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
+
+
+def heed_sigterm() -> None:
+    """From now on SIGTERM does what Ctrl-C would just then. For a program, whose signals are its own, not a library."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        usual = signal.getsignal(signal.SIGINT)
+        if callable(usual):
+            usual(signal.SIGINT, frame)
+        else:  # a shell has its background jobs ignore Ctrl-C
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)

@@ -1,6 +1,6 @@
 """The command line. Each verb is a dataclass whose fields are its flags; heavy imports wait until a verb runs.
 
-Bad input ends in one line on standard error and exit status 2; Ctrl-C ends in status 130.
+Bad input ends in one line on standard error and exit status 2; Ctrl-C and SIGTERM end in status 130.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import tyro
 
 from uhm import __version__
 from uhm.errors import UhmError, unknown
+from uhm.interrupts import heed_sigterm
 
 DESCRIPTION = "Offline reinforcement learning with universal horizon models."
 VERBS = {
@@ -37,6 +38,7 @@ def main() -> None:
     elif not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
     else:
+        heed_sigterm()
         sys.exit(run(arguments))
 
 
