@@ -7,12 +7,11 @@ from pathlib import Path
 
 from uhm.report import charts, figures, tables, writers
 from uhm.report.collect import Collected, Run, collect
-from uhm.report.tables import Cell, number
+from uhm.report.tables import Cell, Table, number
 from uhm.report.writers import MARKS, spread
 
 HERE = Path(__file__).parent
 RUNS = HERE.parent / "results" / "ogbench"
-HEAD = ("", "method", "ours, %", "paper, %", "difference", "seeds", "steps")
 
 
 def main() -> None:
@@ -28,13 +27,9 @@ def page(collected: Collected) -> str:
     """Tables of what was run, the curves, how it was run, and what there is to say about it."""
     made = [table for table in tables.tables(collected.members) if table.kind == "paper"]
     lines = ["# Results", "", "<!-- Written by docs/results.py from results/ogbench. -->", ""]
-    lines += ["Success in %, mean of the last three evaluations of 50 episodes each, beside the paper's numbers.", ""]
+    lines += ["Success in %, mean of the last three evaluations of 50 episodes each, and in brackets the paper's.", ""]
     for level in ("environment", "task"):
-        lines += [f"## Per {level}", "", _bar((level, *HEAD[1:])), _bar(["---", "---", *["---:"] * 5])]
-        found = [(row.name, cell) for table in made if table.level == level for row in table.rows for cell in row.cells]
-        lines += [_bar(_row(name, cell)) for name, cell in found if cell.mean is not None]
-        marks = sorted({mark for _, cell in found for mark in cell.marks})
-        lines += ["", *(f"{mark}: {MARKS[mark]}.  " for mark in marks), ""]
+        lines += [f"## Per {level}", "", *_table(level, [table for table in made if table.level == level]), ""]
     environments = dict.fromkeys(run.environment.name for run in collected.runs)
     lines += [f"![Learning curves on {name}](images/curves-{name}.png)\n" for name in environments]
     lines += ["## How they were run", "", *(_about(run) for run in collected.runs), ""]
@@ -42,12 +37,33 @@ def page(collected: Collected) -> str:
     return "\n".join(lines) + notes
 
 
-def _row(name: str, cell: Cell) -> list[str]:
-    marks = f"<sup>{cell.marks}</sup>" if cell.marks else ""
-    ours = f"{number(cell.mean)}{'' if cell.std is None else f' ± {number(cell.std)}'}{marks}"
-    paper = spread(cell.paper) if cell.paper else "–"
-    seeds, steps = str(cell.seeds), f"{cell.steps:,}"
-    return [name, writers.name(cell.method), ours, paper, number(cell.difference, sign=True), seeds, steps]
+def _table(level: str, made: list[Table]) -> list[str]:
+    """A row for what was run and a column for each method that was; what all cells have in common is said once."""
+    rows = [row for table in made for row in table.rows if not row.missing]
+    ran = [cell for row in rows for cell in row.cells if cell.mean is not None]
+    methods = [
+        m for m in dict.fromkeys(m for table in made for m in table.methods) if m in {cell.method for cell in ran}
+    ]
+    common = set.intersection(*(set(cell.marks) for cell in ran))
+    lines = [_bar([level, *map(writers.name, methods)]), _bar(["---", *["---:"] * len(methods)])]
+    for row in rows:
+        cells = {cell.method: cell for cell in row.cells}
+        lines.append(_bar([row.name, *(_cell(cells.get(method), common) for method in methods)]))
+    some = sorted({mark for cell in ran for mark in cell.marks} - common)
+    lines += [
+        "",
+        *(f"All: {MARKS[mark]}.  " for mark in sorted(common)),
+        *(f"{mark}: {MARKS[mark]}.  " for mark in some),
+    ]
+    return lines
+
+
+def _cell(cell: Cell | None, common: set[str]) -> str:
+    if cell is None or cell.mean is None:
+        return ""
+    marks = "".join(mark for mark in cell.marks if mark not in common)
+    ours = f"{number(cell.mean)}{'' if cell.std is None else f' ± {number(cell.std)}'}"
+    return f"{ours}{f'<sup>{marks}</sup>' if marks else ''} ({spread(cell.paper) if cell.paper else '–'})"
 
 
 def _about(run: Run) -> str:

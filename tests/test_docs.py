@@ -60,17 +60,10 @@ def test_the_results_page_says_what_the_runs_say():
 
 
 def test_the_readme_has_the_results_of_every_environment():
-    rows = re.findall(
-        r"^\| ([\w-]+) \| (\S+) \| ([\d.]+)<sup>\w+</sup> \| (.*?) \|", (DOCS / "results.md").read_text(), re.M
-    )
-    results = {(name, method): f"{ours} ({paper})" for name, method, ours, paper in rows if "-task" not in name}
-    lines = (DOCS.parent / "README.md").read_text().splitlines()
-    head = next(line for line in lines if line.startswith("| | UHM"))
-    methods, found = head.strip("| ").split(" | "), {}
-    for line in lines[lines.index(head) + 2 :][: len({name for name, _ in results})]:
-        name, *cells = (cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|"))
-        found |= {(name, method): cell for method, cell in zip(methods, cells, strict=True) if cell}
-    assert found == results
+    _, _, below = (DOCS / "results.md").read_text().partition("## Per environment\n\n")
+    table, _, _ = below.partition("\n\n")
+    assert table.count("\n") >= 4
+    assert f"\n{table}\n" in (DOCS.parent / "README.md").read_text()
 
 
 def test_the_table_of_updates_is_what_was_measured():
