@@ -41,9 +41,8 @@ def _table(level: str, made: list[Table]) -> list[str]:
     """A row for what was run and a column for each method that was; what all cells have in common is said once."""
     rows = [row for table in made for row in table.rows if not row.missing]
     ran = [cell for row in rows for cell in row.cells if cell.mean is not None]
-    methods = [
-        m for m in dict.fromkeys(m for table in made for m in table.methods) if m in {cell.method for cell in ran}
-    ]
+    used, known = {cell.method for cell in ran}, dict.fromkeys(method for table in made for method in table.methods)
+    methods = [method for method in known if method in used]
     common = set.intersection(*(set(cell.marks) for cell in ran))
     lines = [_bar([level, *map(writers.name, methods)]), _bar(["---", *["---:"] * len(methods)])]
     for row in rows:

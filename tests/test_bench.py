@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import re
 import statistics
 import sys
@@ -197,6 +198,25 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.C
     printed = capsys.readouterr().err.strip()
     assert says in printed
     assert printed.count("\n") == 0
+
+
+def test_what_cannot_be_written_is_said_before_anything_is_measured(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(bench, "update", lambda *_: pytest.fail("it measured"))
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write everywhere
+    for flag in ("--json", "--markdown"):
+        assert cli.run(["bench", "update", flag, str(tmp_path / "b")]) == 2
+        assert capsys.readouterr().err == f"uhm: cannot write {tmp_path / 'b'}: name another file.\n"
+
+
+def test_a_table_that_cannot_be_written_was_printed(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("uhm.runs.files.os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
+    sizes = {"hidden": 8, "batch-size": 4, "observation": 3, "action": 2, "steps": 5, "members": 1}
+    flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+    assert cli.run(["bench", "update", "--agents", "iql", *flags, "--json", str(tmp_path / "b.json")]) == 2
+    printed = capsys.readouterr()
+    assert "1 member: iql = 1.00" in printed.out
+    assert "No space left" in printed.err
+    assert not list(tmp_path.glob("b.json*"))
 
 
 def test_the_verb_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

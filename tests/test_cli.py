@@ -106,3 +106,30 @@ def test_existing_data_are_never_overwritten(rooms):
     assert again.returncode == 2
     assert "never overwritten" in again.stderr
     assert (rooms / "rooms-v0.npz").read_bytes() == before
+
+
+def test_ctrl_c_ends_at_once_whatever_threads_are_busy():
+    """XLA's are while it compiles, and crash if Python takes itself down meanwhile."""
+    code = """
+import sys, threading, time
+from uhm import cli
+
+def busy():
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    raise KeyboardInterrupt("and how to go on.")
+
+cli._parse = lambda _: busy
+sys.argv[1:] = ["train"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (130, "uhm: and how to go on.\n")
+
+
+def test_damaged_data_of_the_embedded_default_are_called_that(rooms, tmp_path):
+    whole = (rooms / "rooms-v0.npz").read_bytes()
+    (tmp_path / "rooms-v0.npz").write_bytes(whole[: len(whole) // 2])
+    done = uhm("train", "uhm", "rooms-task1", "--data-dir", str(tmp_path), "--run", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "not a readable npz file" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rooms-v0.npz"]

@@ -44,6 +44,7 @@ def test_masks_are_optional(tmp_path):
         ({"actions": 3.0 * np.ones((12, 2))}, r"'actions' reaches 3; scale actions to \[-1, 1\]"),
         ({"masks": np.full(12, 0.5)}, "'masks' must be 0"),
         ({"rewards": np.full(12, np.nan)}, "'rewards' has NaN"),
+        ({name: values[:0] for name, values in columns().items()}, "field 'observations' has no rows"),
     ],
 )
 def test_bad_own_files(edit, message, tmp_path):
@@ -51,6 +52,13 @@ def test_bad_own_files(edit, message, tmp_path):
     np.savez(tmp_path / "log.npz", allow_pickle=True, **mine)
     with pytest.raises(UhmError, match=message):
         load(str(tmp_path / "log.npz"))
+
+
+@pytest.mark.parametrize("given", [{"transitions": 100}, {"split": "val"}, {"dataset": "other"}])
+def test_what_own_files_do_not_have_is_not_ignored(given, tmp_path):
+    np.savez(tmp_path / "log.npz", allow_pickle=True, **columns())
+    with pytest.raises(UhmError, match="split, transitions and dataset are for OGBench"):
+        load(str(tmp_path / "log.npz"), **given)
 
 
 def test_no_such_file():

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from uhm import tasks
+from uhm import cli, tasks
 from uhm.data.dataset import make_dataset
 from uhm.data.inspect import describe, picture
+from uhm.errors import UhmError
 
 
 @pytest.fixture
@@ -31,6 +32,15 @@ def test_facts(data):
     assert any("rooms-task2" in warning for warning in facts["warnings"])
     assert any("official size" in warning for warning in facts["warnings"])
     assert facts["observation"]["min"] == pytest.approx(float(np.asarray(data.observations).min()))
+
+
+def test_a_picture_that_cannot_be_written_is_one_line(data, tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UhmError, match=r"cannot write .*file"):
+        picture(data, tmp_path / "file" / "picture.png", "rooms", maze=False)
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["data", "inspect", "rooms", "--out", "picture.foo"]) == 2
+    assert capsys.readouterr().err == "uhm: --out is picture.foo, and must end in .png, .pdf, .svg or .jpg.\n"
 
 
 @pytest.mark.parametrize("maze", [True, False])

@@ -92,6 +92,12 @@ def test_seeds_are_drawn_within_tasks() -> None:
     assert statistics.intervals([np.array([1.0]), np.array([2.0])]) is None
 
 
+def test_a_task_with_one_seed_leaves_no_interval() -> None:
+    """It would count as if it never varied, and the interval be too narrow."""
+    assert statistics.intervals([np.array([50.0, 51]), np.array([0.0])]) is None
+    assert statistics.curve_interval([np.zeros((2, 3)), np.zeros((1, 3))]) is None
+
+
 def test_tasks_count_the_same_however_many_seeds_they_have() -> None:
     assert statistics.mean([np.array([0.0, 0, 0]), np.array([90.0])]) == 45
     assert statistics.std([1.0, 3.0]) == pytest.approx(math.sqrt(2))
@@ -275,6 +281,19 @@ def test_of_the_same_member_twice_the_longer_one_counts(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(collect([tmp_path / "b", tmp_path / "b", tmp_path / "." / "b"]).runs) == 1
+
+
+def test_an_axis_of_an_agent_that_is_not_at_hand_is_kept(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "a", "uhm", "rooms", lambda i, s, p, h: h["alpha"], alpha=[0.1, 0.3], seeds=1)
+    for name in ("config.json", "summary.json"):
+        (folder / name).write_text((folder / name).read_text().replace('"agent": "uhm"', '"agent": "module:elsewhere"'))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = collect([tmp_path]).members
+    assert {(member.method.agent, member.method.setting) for member in found} == {
+        ("module:elsewhere", (("alpha", value),)) for value in (0.1, 0.3)
+    }
+    assert len(found) == 10
 
 
 def test_an_unfinished_run_counts_its_complete_evaluations(tmp_path: Path) -> None:

@@ -205,6 +205,7 @@ BAD = {
     "wrong size": ({"observations": lambda x: x[:, :1]}, "has size 1, but pointmaze-medium-navigate has 2"),
     "wrong dimensions": ({"actions": lambda x: x[:, 0]}, "field 'actions' has shape"),
     "no terminals": ({"terminals": np.zeros_like}, "'terminals' is never set"),
+    "no rows": (dict.fromkeys(("observations", "actions", "terminals", "qpos"), lambda x: x[:0]), "has no rows"),
     "terminals missing": ({"terminals": None}, "field 'terminals' is missing"),
     "one row": ({"terminals": lambda x: np.roll(x, 0) | (np.arange(len(x)) == 0)}, "trajectory at row 0 has one row"),
     "cut off": ({"terminals": lambda x: x & (np.arange(len(x)) < 100)}, "last trajectory is cut off"),

@@ -67,6 +67,13 @@ def test_slots(two_gpus, monkeypatch):
         local.slots("gpu")
 
 
+def test_a_directory_that_cannot_be_written_is_one_line(two_gpus, tmp_path):
+    (tmp_path / "file").write_text("")
+    wanted = populations(["rooms"], out=tmp_path / "file" / "runs")
+    with pytest.raises(UhmError, match=r"cannot write .*file.*: Not a directory"):
+        local.Local(local.slots()).start(wanted[0])
+
+
 def test_gpus_side_by_side_and_failures_stop_nobody(two_gpus, monkeypatch, tmp_path):
     monkeypatch.setattr(local, "_COMMAND", ("-c", WORKER))
     wanted = populations(["rooms", "pointmaze-medium-navigate"], out=tmp_path)

@@ -7,17 +7,17 @@ import contextlib
 import importlib
 import io
 import itertools
+import os
 import sys
 import warnings
-from typing import Any
-
-import tyro
+from typing import Any, NoReturn
 
 from uhm import __version__
 from uhm.errors import UhmError, unknown
 from uhm.interrupts import heed_sigterm
 
 DESCRIPTION = "Offline reinforcement learning with universal horizon models."
+_INTERRUPTED = 130
 VERBS = {
     "train": "Train a population of agents: tasks x seeds x hyperparameters as one compiled program.",
     "eval": "Evaluate a run's policies and film them.",
@@ -39,7 +39,7 @@ def main() -> None:
         print(_overview())
     else:
         heed_sigterm()
-        sys.exit(run(arguments))
+        _leave(run(arguments))
 
 
 def run(arguments: list[str]) -> int:
@@ -55,11 +55,25 @@ def run(arguments: list[str]) -> int:
         return 0
     except KeyboardInterrupt as stop:  # `uhm train` says in it how to go on
         print(f"uhm: {str(stop) or 'interrupted.'}", file=sys.stderr)
-        return 130
+        return _INTERRUPTED
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process. After Ctrl-C at once: Python's own end waits for XLA, which crashes if it was compiling.
+
+    Nothing is lost by that: an interrupt has passed all that had files or processes to close.
+    """
+    if status == _INTERRUPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _parse(arguments: list[str]) -> Any:
     """The verb with its flags; tyro's answer to bad ones is a box of many lines, from which one is made."""
+    import tyro  # here, where Ctrl-C is heeded: it takes a while
+
     kind, said = _verb(arguments), io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

@@ -1,6 +1,7 @@
 """`uhm bench`."""
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ class Bench:
         for path in (self.to, self.markdown):
             if path is not None and not path.parent.is_dir():
                 raise UhmError(f"there is no directory {path.parent} to write {path.name} into.")
+            if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
+                raise UhmError(f"cannot write {path}: name another file.")
         members = (1, 5, 25, 100) if self.gpu else self.members
         kinds = ("bfloat16", "float32") if self.gpu else tuple(dict.fromkeys(self.compute_dtype))
         bench.check(self.agents, members, self.steps)
@@ -79,9 +82,9 @@ class Bench:
             report = status.update if console.is_terminal else functools.partial(print, file=sys.stderr, flush=True)
             options = (self.steps, report, self.processes, record.known)
             for new in bench.update(self.agents, members, settings, *options):
+                _print(new, settings[0], self.agents)  # first: should it not be possible to write, it was seen
                 record.add(new)  # each time: it takes long, and something may go wrong
                 self._write_table(record)
-                _print(new, settings[0], self.agents)
             if self.gpu or self.host_loop:
                 as_usual = min(settings, key=lambda setting: setting.compute_dtype != "float32")  # most code's
                 self._loops([agent for agent in self.agents if agent not in record.loops], as_usual, record, report)
@@ -95,8 +98,8 @@ class Bench:
 
         def note(measured: tuple[str, float]) -> None:
             agent, seconds = measured
-            record.add([], {agent: 1e3 * seconds})
             print(f"in a loop on the host, one member: {agent} {1e3 * seconds:.2f} ms/step", flush=True)
+            record.add([], {agent: 1e3 * seconds})
 
         jobs = [(agent, setting, self.steps or (500 if bench.on_gpu() else 20)) for agent in agents]
         if self.processes > 1:
@@ -108,9 +111,10 @@ class Bench:
 
     def _write_table(self, record: Any) -> None:
         from uhm import bench
+        from uhm.runs.files import write_atomically
 
         if self.markdown is not None:
-            self.markdown.write_text(bench.markdown(record.rows, record.loops))
+            write_atomically(self.markdown, bench.markdown(record.rows, record.loops).encode())
 
 
 def _print(rows: list[Any], setting: Any, agents: tuple[str, ...]) -> None:

@@ -186,6 +186,8 @@ class Inspect(_Common):
 
         if self.split not in ("train", "val"):
             raise UhmError(f"--split must be train or val, not '{self.split}'.")
+        if self.out is not None and self.out.suffix not in (kinds := (".png", ".pdf", ".svg", ".jpg")):
+            raise UhmError(f"--out is {self.out}, and must end in {', '.join(kinds[:-1])} or {kinds[-1]}.")
         own = self.name.endswith(".npz") or self.name.startswith("minari:")
         env = None if own else _environments((self.name,))[0]
         data = _load(self.name, self.directory, self.split)

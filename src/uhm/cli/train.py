@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,7 @@ def verb(arguments: list[str]) -> type:
             fields.append((field.name, _flag(plain, many), dataclasses.field(default=() if many else None)))
     built = dataclasses.make_dataclass("Train", fields, bases=(Train,))
     _refuse_unknown(arguments, [field.name for field in dataclasses.fields(built)])
+    _refuse_empty(arguments, ["hidden", *(field.name for field in dataclasses.fields(kind.Hyper))])
     built.__doc__ = f"{Train.__doc__}\n\n" + _attributes(kind)
     return built
 
@@ -119,6 +121,13 @@ def _refuse_unknown(arguments: list[str], known: list[str]) -> None:
         if argument.startswith("--") and name.removeprefix("no_") not in (*known, "help"):
             close = [f"--{field.replace('_', '-')}" for field in known]
             raise unknown("flag", argument.split("=")[0], close, "`uhm train AGENT --help` lists them.")
+
+
+def _refuse_empty(arguments: list[str], many: list[str]) -> None:
+    """A flag of several values may have none for tyro, which is as if it were not there."""
+    for argument, following in itertools.pairwise([*arguments, "--"]):
+        if argument.removeprefix("--").replace("-", "_") in many and following.startswith("--"):
+            raise UhmError(f"{argument} needs a value.")
 
 
 def _flag(plain: Any, many: bool) -> Any:

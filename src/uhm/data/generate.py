@@ -186,7 +186,7 @@ def _fill(shards: Sequence[Shard], parts: Parts, setup: dict[str, Any], workers:
                 if not left[missing[job]]:
                     _join(missing[job], parts)
     except KeyboardInterrupt:
-        raise UhmError(
+        raise KeyboardInterrupt(
             f"stopped with {done} of {total} episodes on disk: the same command again goes on from there."
         ) from None
 

@@ -52,6 +52,8 @@ class NpzFile:
             raise UhmError(f"{self.path}: field '{name}' has type {info.dtype}, expected numbers.")
         if len(info.shape) != ndim:
             raise UhmError(f"{self.path}: field '{name}' has shape {info.shape}, expected {ndim} dimension(s).")
+        if not info.shape[0]:
+            raise UhmError(f"{self.path}: field '{name}' has no rows.")
         return info
 
     def rows(self, names: Iterable[str], block: int = 1 << 16) -> Iterator[dict[str, np.ndarray]]:

@@ -50,7 +50,11 @@ def load(
     which reads only the first shards. `dataset` names another data set of the same environment, such as
     `cube-triple-play-v0`.
     """
+    if placement not in ("device", "host"):
+        raise UhmError(f"placement is '{placement}', and must be device or host.")
     if isinstance(what, str) and (what.startswith(files.MINARI) or what.endswith(".npz")):
+        if split != "train" or transitions is not None or dataset is not None:
+            raise UhmError(f"{what} is one set of rows: split, transitions and dataset are for OGBench's environments.")
         own = files.load_minari(what.removeprefix(files.MINARI)) if ":" in what else files.load_npz(Path(what))
         return own if placement == "host" else own.to_device()
     wanted = _tasks(what)
@@ -85,7 +89,7 @@ def _tasks(what: str | Environment | Task | Sequence[Task]) -> tuple[Task, ...]:
 
 def find(environment: Environment, data_dir: Path, split: Split = "train", dataset: str | None = None) -> list[Path]:
     """The files of a data set: one, or the shards of a folder in order."""
-    name = dataset or environment.dataset
+    name = (dataset or environment.dataset).removesuffix(".npz")
     single, folder = data_dir / f"{name}{'' if split == 'train' else '-val'}.npz", data_dir / name
     if single.is_file():
         return [single]
@@ -93,6 +97,8 @@ def find(environment: Environment, data_dir: Path, split: Split = "train", datas
         shards = sorted(p for p in folder.glob("*.npz") if p.stem.endswith("-val") == (split == "val"))
         if shards:
             return shards
+    if dataset is not None:
+        raise UhmError(f"no {split} data called {name} in {data_dir}: place {single.name} there.")
     raise UhmError(
         f"no {split} data for {environment.name} in {data_dir}: "
         f"make them with `uhm data make {environment.name}`, get them with `uhm data get {environment.name}`, "

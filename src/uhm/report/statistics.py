@@ -42,8 +42,8 @@ def iqm(values: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch"]:
 
 
 def intervals(strata: Sequence[Scores], replicates: int = REPLICATES, seed: int = 0) -> Intervals | None:
-    """Stratified percentile bootstrap; None where no task has two seeds, because then nothing can be drawn."""
-    if all(len(scores) < 2 for scores in strata):
+    """Stratified percentile bootstrap; None where a task has one seed: it would count as if it never varied."""
+    if any(len(scores) < 2 for scores in strata):
         return None
     generator = np.random.default_rng(seed)
     drawn = [scores[generator.integers(len(scores), size=(replicates, len(scores)))] for scores in strata]
@@ -55,7 +55,7 @@ def curve_interval(
     strata: Sequence[Float[np.ndarray, "_ steps"]], replicates: int = 1000, seed: int = 0
 ) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]] | None:
     """The interval of the mean at every step. A whole curve is drawn at a time, as it was trained."""
-    if all(len(curves) < 2 for curves in strata):
+    if any(len(curves) < 2 for curves in strata):
         return None
     generator = np.random.default_rng(seed)
     total = 0.0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import uhm.suites.worker
 from uhm.errors import UhmError
+from uhm.runs.files import writing
 from uhm.suites.lease import log_of
 from uhm.suites.plan import Population
 from uhm.suites.speed import devices
@@ -60,8 +61,10 @@ class Local:
         root = str(Path(uhm.suites.worker.__file__).parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         log = log_of(population.directory)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as file:
+        with writing(log):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            file = log.open("ab")
+        with file:
             process = subprocess.Popen(
                 [sys.executable, *_COMMAND],
                 stdin=subprocess.PIPE,

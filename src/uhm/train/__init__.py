@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from uhm.errors import UhmError
 from uhm.runs import Run, Sink
 from uhm.tasks import Task
 from uhm.train import progress
@@ -53,6 +54,8 @@ def resume(directory: Path | str, *, show: bool = False, sinks: Sequence[Sink] =
     with Run.open(directory, sinks=sinks) as run:
         plan = Plan.from_json(run.config)
         finished = run.summary()
+        if finished is not None and "members" not in finished:
+            raise UhmError(f"{directory / 'summary.json'} is damaged: delete it to go on from the last checkpoint.")
         if finished is not None:
             if show:
                 _show(plan, finished, f"{directory} is finished; nothing is left to do.")

@@ -20,7 +20,8 @@ import numpy as np
 from uhm import population, tasks
 from uhm.agents import Spec
 from uhm.data import Dataset, batches
-from uhm.data.source import load
+from uhm.data.generate import make
+from uhm.data.source import data_directory, find, load
 from uhm.errors import UhmError
 from uhm.evaluate import Episode, Evaluator, make_act, score, success_by_step
 from uhm.interrupts import interruptible
@@ -200,14 +201,10 @@ def session(plan: Plan, run: Run, dataset: Dataset | None = None) -> Iterator[Tr
 
 def data_of(plan: Plan) -> Dataset:
     """The plan's data; those of the embedded default are made if they are not there."""
-    wanted = [tasks.task(name) for name in plan.tasks]
-    try:
-        return load(wanted, **plan.data_options)
-    except UhmError:
-        if plan.environment is not tasks.ROOMS or plan.dataset is not None:
-            raise
-    from uhm.data.generate import make
-    from uhm.data.source import data_directory
-
-    make(tasks.ROOMS, data_directory(plan.data_dir), progress=False)
-    return load(wanted, **plan.data_options)
+    if plan.environment is tasks.ROOMS and plan.dataset is None:
+        directory = data_directory(plan.data_dir)
+        try:
+            find(tasks.ROOMS, directory)
+        except UhmError:
+            make(tasks.ROOMS, directory, progress=False)
+    return load([tasks.task(name) for name in plan.tasks], **plan.data_options)
