@@ -73,8 +73,8 @@ def test_training_keeps_them(resumed: bool, monkeypatch: pytest.MonkeyPatch, tmp
     said = []
     monkeypatch.setattr(programs, "keep", lambda: said.append("keep"))
     for verb in ("start", "resume"):
-        monkeypatch.setattr(f"uhm.train.{verb}", lambda *_, **__: said.append("train"))
-    monkeypatch.setattr("uhm.cli.train._page", lambda _: 0)
+        monkeypatch.setattr(f"uhm.train.{verb}", lambda *_, **__: said.append("train") or {"environment": "rooms"})
+    monkeypatch.setattr("uhm.cli.train._end", lambda *_: 0)
     arguments = ["--resume", str(tmp_path)] if resumed else ["uhm", "rooms", "--run", str(tmp_path / "run")]
     assert cli.run(["train", *arguments]) == 0
     assert said == ["keep", "train"]

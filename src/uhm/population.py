@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from uhm import kernels
+from uhm import kernels, tasks
 from uhm.agents import descent
 from uhm.agents.base import Agent, Metrics
 from uhm.data.dataset import Dataset
@@ -57,7 +57,7 @@ class Member(NamedTuple):
     @property
     def key(self) -> Key[Array, ""]:
         """Differs between tasks of the same seed; the same for all hyperparameters, which makes them comparable."""
-        return jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(self.task.encode()) & 0x7FFFFFFF)
+        return jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(tasks.title(self.task).encode()) & 0x7FFFFFFF)
 
 
 class Population(NamedTuple):

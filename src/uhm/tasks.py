@@ -1,18 +1,22 @@
-"""The tasks: the paper's 100 in three suites, pointmaze, and the embedded default `rooms`.
+"""The tasks: the paper's 100 in three suites, pointmaze, the embedded default `rooms`, and logs of one's own.
 
 An environment (`cube-double-play`) is one data set and five tasks; a task (`cube-double-play-task2`) is one goal in it.
 Everything that depends on the task and not on the method is here: sizes, episode limit, gradient steps, discount,
-lambda_f, seeds, how the two critics are aggregated. Method-dependent values are in `uhm.presets`.
+lambda_f, seeds, how the two critics are aggregated. Method-dependent values are in `uhm.presets`. A file of logs is an
+environment with one task and without a simulator, and its path is the name of both.
 """
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from uhm.errors import UhmError, unknown
 
 Domain = Literal["locomotion", "manipulation"]
 TASKS_PER_ENVIRONMENT = 5
+OWN = "own"  # the suite of logs
+MINARI = "minari:"
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,16 @@ class Environment:
 
     @property
     def tasks(self) -> tuple["Task", ...]:
-        return tuple(Task(self, i + 1) for i in range(TASKS_PER_ENVIRONMENT))
+        return tuple(Task(self, i + 1) for i in range(1 if self.own else TASKS_PER_ENVIRONMENT))
+
+    @property
+    def own(self) -> bool:
+        """Whether it is a user's own logs, in which nothing can be tried out."""
+        return self.suite == OWN
+
+    @property
+    def title(self) -> str:
+        return title(self.name)
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,7 @@ class Task:
     @property
     def name(self) -> str:
         """As in the paper's tables."""
-        return f"{self.environment.name}-task{self.index}"
+        return self.environment.name if self.environment.own else f"{self.environment.name}-task{self.index}"
 
     @property
     def ogbench_id(self) -> str:
@@ -171,9 +184,39 @@ def environment(name: str) -> Environment:
     return ENVIRONMENTS[plain]
 
 
+def is_own(name: str) -> bool:
+    """Whether `name` is that of logs: an npz file, or `minari:NAME`."""
+    return name.startswith(MINARI) or name.endswith(".npz")
+
+
+def title(name: str) -> str:
+    """The name of a task or an environment; of a file of logs its own without folders, the same wherever it is."""
+    return Path(name).stem if name.endswith(".npz") else name.removeprefix(MINARI).replace("/", "-")
+
+
+def logs(name: str) -> Environment:
+    """Logs as an environment. Sizes are left to the data; the rest is as the paper has it for manipulation."""
+    return Environment(
+        name=name if name.startswith(MINARI) else str(Path(name).expanduser().absolute()),
+        suite=OWN,
+        gym_name="",
+        dataset="",
+        transitions=0,
+        domain="manipulation",
+        observation_size=0,
+        action_size=0,
+        episode_limit=0,
+        default_task=1,
+        steps=1_000_000,
+        discount=0.999,
+        lambda_f=0.8,
+        seeds=1,
+    )
+
+
 def task(name: str) -> Task:
     """The one task called `name`; an environment's name is ambiguous here and refused."""
-    found = resolve(name)
+    found = logs(name).tasks if is_own(name) else resolve(name)
     if len(found) != 1:
         raise UhmError(f"'{name}' names {len(found)} tasks; add -task1 to -task{TASKS_PER_ENVIRONMENT} to name one.")
     return found[0]

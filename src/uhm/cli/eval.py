@@ -39,6 +39,8 @@ class Eval:
         restored = load_run(
             self.run, "last" if self.step == "last" else "best" if self.step == "best" else self._step()
         )
+        if restored.plan.environment.own:
+            raise UhmError(f"{self.run} learned from logs, and there is no simulator to evaluate it in.")
         policy, episodes = self._evaluate(restored)
         report = self._report(restored, episodes)
         if not self.json:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
+from uhm import tasks
 from uhm.agents import family
 from uhm.errors import UhmError, unknown
 
@@ -20,7 +21,7 @@ class Train:
     agent: Positional[str] = "uhm"
     """uhm, ghm, mbtd, dtd, rebrac-dagger, iql, rebrac, fql, mopo, mobile, mac; or module:NAME for your own."""
     tasks: Positional[tuple[str, ...]] = ("rooms",)
-    """An environment, or some of its tasks."""
+    """An environment, or some of its tasks; or logs of your own: a file FILE.npz, or minari:NAME."""
     seeds: int | None = None
     """Number of seeds (default: the paper's)."""
     steps: int | None = None
@@ -57,8 +58,8 @@ class Train:
         if self.resume is not None:
             self._refuse_beside_resume()
             programs.keep()
-            train.resume(self.resume, show=True, sinks=self._sinks(self.resume, {}))
-            return _page(self.resume)
+            summary = train.resume(self.resume, show=True, sinks=self._sinks(self.resume, {}))
+            return _end(self.resume, summary["environment"])
         names = [field.name for field in dataclasses.fields(Train)]
         common = {n: getattr(self, n) for n in names[2:] if n not in ("run", "resume", "tensorboard", "wandb")}
         common["data_dir"] = None if self.data_dir is None else str(self.data_dir)
@@ -68,7 +69,7 @@ class Train:
         directory = self.run or train.default_directory(plan)
         programs.keep()
         train.start(plan, directory, show=True, sinks=self._sinks(directory, plan.to_json()))
-        return _page(directory)
+        return _end(directory, plan.environment.name)
 
     def _refuse_beside_resume(self) -> None:
         """A flag that would be ignored is a misunderstanding."""
@@ -85,10 +86,13 @@ class Train:
         return sinks + ([WandB(directory, config, self.wandb)] if self.wandb else [])
 
 
-def _page(directory: Path) -> int:
+def _end(directory: Path, environment: str) -> int:
     """Write the finished run's page; the run itself is safe whatever happens here."""
     from uhm import report
 
+    if tasks.is_own(environment):  # nothing was evaluated that a page could show
+        print(f"its actions: uhm.train.load_run({str(directory)!r}).act(observations)")
+        return 0
     try:
         print(f"page: {report.write([directory], directory / 'report')}")
     except (UhmError, OSError) as error:

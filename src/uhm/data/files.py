@@ -13,8 +13,7 @@ import numpy as np
 from uhm.data.dataset import ACTION_LIMIT, Dataset, make_dataset
 from uhm.data.npz import NpzFile
 from uhm.errors import UhmError
-
-MINARI = "minari:"
+from uhm.tasks import MINARI
 
 
 def load_npz(path: Path) -> Dataset:

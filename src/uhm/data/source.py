@@ -52,13 +52,15 @@ def load(
     """
     if placement not in ("device", "host"):
         raise UhmError(f"placement is '{placement}', and must be device or host.")
-    if isinstance(what, str) and (what.startswith(files.MINARI) or what.endswith(".npz")):
-        if split != "train" or transitions is not None or dataset is not None:
-            raise UhmError(f"{what} is one set of rows: split, transitions and dataset are for OGBench's environments.")
-        own = files.load_minari(what.removeprefix(files.MINARI)) if ":" in what else files.load_npz(Path(what))
-        return own if placement == "host" else own.to_device()
     wanted = _tasks(what)
     environment = wanted[0].environment
+    if environment.own:
+        if split != "train" or transitions is not None or dataset is not None:
+            raise UhmError(
+                f"{environment.name} is one set of rows: split, transitions and dataset are for OGBench's environments."
+            )
+        own = _own(environment.name)
+        return own if placement == "host" else own.to_device()
     paths = find(environment, data_directory(data_dir), split, dataset)
     limit = transitions or (environment.transitions if len(paths) > 1 and split == "train" else None)
     if placement == "host":
@@ -75,7 +77,7 @@ def load(
 
 def _tasks(what: str | Environment | Task | Sequence[Task]) -> tuple[Task, ...]:
     if isinstance(what, str):
-        what = tasks.resolve(what)
+        what = (tasks.task(what),) if tasks.is_own(what) else tasks.resolve(what)
     if isinstance(what, Environment):
         return what.tasks
     wanted = (what,) if isinstance(what, Task) else tuple(what)
@@ -85,6 +87,12 @@ def _tasks(what: str | Environment | Task | Sequence[Task]) -> tuple[Task, ...]:
             f"one data set holds one environment, not {len(environments)}: {', '.join(sorted(environments))}."
         )
     return wanted
+
+
+def _own(name: str) -> Dataset:
+    if name.startswith(tasks.MINARI):
+        return files.load_minari(name.removeprefix(tasks.MINARI))
+    return files.load_npz(Path(name))
 
 
 def find(environment: Environment, data_dir: Path, split: Split = "train", dataset: str | None = None) -> list[Path]:

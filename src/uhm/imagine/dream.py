@@ -84,6 +84,8 @@ class Dream:
             plan = Plan.from_json(opened.config)
         if plan.agent not in HOW:
             raise UhmError(f"{plan.agent} has no model of the future: imagine looks at runs of {', '.join(HOW)}.")
+        if plan.environment.own:
+            raise UhmError(f"{run} learned from logs, and imagine can draw the states of known environments only.")
         self.plan, self.how, self.task = plan, HOW[plan.agent], _task(plan.tasks, task)
         if seed is not None and seed not in plan.seeds:
             raise UhmError(f"the run has no seed {seed}: its seeds are {', '.join(map(str, plan.seeds))}.")

@@ -67,7 +67,7 @@ def resume(directory: Path | str, *, show: bool = False, sinks: Sequence[Sink] =
 
 def _finish(training: Training, directory: Path, show: bool) -> dict[str, Any]:
     plan = training.plan
-    label = f"{plan.agent} {plan.environment.name}"
+    label = f"{plan.agent} {plan.environment.title}"
     with progress.bar(label, len(training.members), plan.steps, training.step, show) as update:
         complete = training.go(update)
     if not complete:
@@ -84,12 +84,15 @@ def _finish(training: Training, directory: Path, show: bool) -> dict[str, Any]:
 
 
 def _show(plan: Plan, summary: dict[str, Any], line: str) -> None:
-    scores = {index: member["score"] for index, member in enumerate(summary["members"])}
     alive = [not member["diverged"] for member in summary["members"]]
-    progress.show(progress.table(plan.agent, plan.members(), scores, alive))
+    if not plan.environment.own:
+        scores = {index: member["score"] for index, member in enumerate(summary["members"])}
+        progress.show(progress.table(plan.agent, plan.members(), scores, alive))
+    elif not all(alive):
+        print(progress.diverged(alive))
     print(line)  # not through rich, which would break a long path
 
 
 def default_directory(plan: Plan) -> Path:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{plan.agent.removeprefix('module:')}-{plan.environment.name}-{stamp}"
+    return Path("runs") / f"{plan.agent.removeprefix('module:')}-{plan.environment.title}-{stamp}"

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ _HOST_STEPS = 50  # steps of batches that are on their way to the device at once
 class Training:
     """One run in progress."""
 
-    def __init__(self, plan: Plan, run: Run, evaluator: Evaluator, dataset: Dataset, spec: Spec):
+    def __init__(self, plan: Plan, run: Run, evaluator: Evaluator | None, dataset: Dataset, spec: Spec):
         self.plan, self.run, self.evaluator = plan, run, evaluator
         self.members = plan.members()
         self.agent, self.hyper = build(plan, spec)
@@ -96,8 +96,8 @@ class Training:
                     "task": member.task,
                     "seed": member.seed,
                     "hyper": {**self.plan.hyper, **dict(member.hyper)},
-                    "score": scores[index],
-                    "evaluations": [{"step": at, "success": value} for at, value in steps[index].items()],
+                    "score": scores.get(index),  # none of logs, where there is nothing to evaluate in
+                    "evaluations": [{"step": at, "success": value} for at, value in steps.get(index, {}).items()],
                     "diverged": not bool(alive[index]),
                     "params_sha256": params_sha256(jax.tree.map(lambda x, i=index: x[i], params)),
                 }
@@ -109,10 +109,14 @@ class Training:
         """Save a picture of the run so far."""
         from uhm.train import picture
 
+        title = f"{self.plan.agent} on {self.plan.environment.title}"
+        if self.evaluator is None:
+            picture.draw_metrics(path, title, self.run.metrics())
+            return
         rooms = self.plan.environment is tasks.ROOMS
         walks = picture.walk_rooms(self.agent, self.state.state, self.members) if rooms else None
         episodes = [episode_of(record) for record in self.run.episodes()]
-        picture.draw(path, f"{self.plan.agent} on {self.plan.environment.name}", self.members, episodes, walks)
+        picture.draw(path, title, self.members, episodes, walks)
 
     def _chunk(self) -> None:
         start = time.perf_counter()
@@ -153,10 +157,11 @@ class Training:
         return self.step > 0 and (passed or self.step == self.plan.steps)
 
     def _evaluates_at(self, step: int) -> bool:
-        return step > 0 and step == self.step and self._due(self.plan.eval_interval)
+        return self.evaluator is not None and step == self.step and self._due(self.plan.eval_interval)
 
     def _begin_evaluation(self) -> None:
         """Copy the policies and let another thread evaluate them while training goes on."""
+        assert self.evaluator is not None
         size = self.plan.environment.observation_size
         policy = make_act(self.agent.act, self.state.state, jax.random.key(self.step), observation_size=size)
         seeds = [member.seed for member in self.members]
@@ -190,13 +195,18 @@ def session(plan: Plan, run: Run, dataset: Dataset | None = None) -> Iterator[Tr
     """A training with its evaluator and its data, all of which end with it."""
     dataset = data_of(plan) if dataset is None else dataset
     spec = keep_spec(run, plan, dataset)
-    wanted = [tasks.task(member.task) for member in plan.members()]
-    with Evaluator(wanted, episodes=plan.eval_episodes) as evaluator:
+    with _evaluator(plan) as evaluator:
         training = Training(plan, run, evaluator, dataset, spec)
         try:
             yield training
         finally:
             training.thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _evaluator(plan: Plan) -> AbstractContextManager[Evaluator | None]:
+    if plan.environment.own:
+        return nullcontext()
+    return Evaluator([tasks.task(member.task) for member in plan.members()], episodes=plan.eval_episodes)
 
 
 def data_of(plan: Plan) -> Dataset:

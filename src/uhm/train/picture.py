@@ -32,6 +32,28 @@ def draw(path: Path, title: str, members: Sequence[Member], episodes: Sequence[E
         figure.savefig(path, dpi=130)
 
 
+def draw_metrics(path: Path, title: str, metrics: Sequence[dict[str, Any]]) -> None:
+    """Save what was logged, where nothing can be evaluated: the median of the members, and their range."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    logged = [name for name in metrics[0] if name not in ("step", "seconds")]
+    shown = [name for name in ("q_mean", "critic_loss", "bc_error", "actor_loss", "model_loss") if name in logged]
+    shown = shown or logged[:5]  # of an agent of one's own
+    steps = [line["step"] for line in metrics]
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(3 * len(shown), 3), layout="constrained")
+        for axes, name in zip(np.atleast_1d(figure.subplots(1, len(shown))), shown, strict=True):
+            values = np.array([line[name] for line in metrics], float)  # what is not finite was stored as null
+            axes.plot(steps, np.nanmedian(values, 1), color="C0")
+            axes.fill_between(steps, np.nanmin(values, 1), np.nanmax(values, 1), color="C0", alpha=0.15, lw=0)
+            axes.set_title(name, fontsize=9, loc="left")
+            axes.set(xlabel="gradient steps")
+            axes.grid(alpha=0.25)
+        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+        figure.savefig(path, dpi=130)
+
+
 def _curves(axes: Any, names: list[str], colours: dict, members: Sequence[Member], episodes: Sequence[Episode]) -> None:
     success = success_by_step(episodes)
     for name in names:

@@ -43,7 +43,7 @@ def table(
     agent: str,
     members: Sequence[Member],
     scores: dict[int, float],
-    alive: Sequence[bool],
+    alive: list[bool],
     what: str = "mean of the last three evaluations",
 ) -> Group:
     """Success per task in percent, mean and standard deviation over members, beside the paper's."""
@@ -65,8 +65,12 @@ def table(
         out.add_section()
         out.add_row("mean", f"{statistics.mean(everything):.1f}", "", str(len(everything)), "")
     if not all(alive):
-        out.caption = f"{alive.count(False)} of {len(alive)} members diverged and were frozen"
+        out.caption = diverged(alive)
     return Group(f"{agent}: success in %, {what}", out)  # a title of its own would be broken to the table's width
+
+
+def diverged(alive: list[bool]) -> str:
+    return f"{alive.count(False)} of {len(alive)} members diverged and were frozen"
 
 
 def by_task(members: Sequence[Member], successes: dict[int, float]) -> dict[str, float]:

@@ -4,6 +4,7 @@
 from uhm.train import load_run
 
 plan, agent, state = load_run("runs/mine", step="best")
+actions = load_run("runs/mine").act(observations)
 ```
 """
 
@@ -11,7 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Key
+from numpy.typing import ArrayLike
 
 from uhm import population
 from uhm.agents import Agent, Spec, spec_of
@@ -35,6 +39,18 @@ class Restored(NamedTuple):
     plan: Plan
     agent: Agent
     state: Population
+
+    def act(self, observations: ArrayLike, member: int = 0, key: Key[Array, ""] | None = None) -> Float[Array, "*B A"]:
+        """The actions of one member for an observation, or for a batch of them. `key` is for policies that draw."""
+        members, size = len(self.plan.members()), np.shape(observations)
+        if not 0 <= member < members:  # JAX would take the last one
+            raise UhmError(f"member is {member}, and must be 0 to {members - 1}.")
+        if len(size) not in (1, 2):
+            raise UhmError(f"observations have shape {size}, and must be one row or a batch of rows.")
+        one = jax.tree.map(lambda x: x[member], self.state.state)
+        rows = jnp.atleast_2d(jnp.asarray(observations, jnp.float32))
+        actions = self.agent.act(one, rows, jax.random.key(0) if key is None else key)
+        return actions[0] if len(size) == 1 else actions
 
 
 def load_run(directory: Path | str, step: Step = "last") -> Restored:

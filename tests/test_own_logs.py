@@ -1,0 +1,131 @@
+"""Training on logs of one's own: what is learned is what would be learned if they were a known task's."""
+
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from small_runs import SMALL, lines, make_data
+from uhm import cli, tasks
+from uhm.data import load
+from uhm.errors import UhmError
+from uhm.train import load_run, resolve, resume, train
+
+SHORT: dict[str, Any] = {**SMALL, "seeds": 1, "steps": 40, "log_interval": 10, "checkpoint_interval": 20}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def log(data, tmp_path_factory):
+    """The rows of a task as logs that have its name, which is what its members' randomness depends on."""
+    rows = load("rooms-task3", data_dir=data, placement="host")
+    columns = {name: np.asarray(getattr(rows, name)) for name in ("observations", "actions")}
+    ends = np.asarray(rows.last) == np.arange(len(rows.last))
+    path = tmp_path_factory.mktemp("logs") / "rooms-task3.npz"
+    own = {"rewards": np.asarray(rows.rewards[0], np.float32), "masks": np.asarray(rows.masks[0])}
+    np.savez(path, allow_pickle=False, **columns, **own, terminals=ends)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(log, tmp_path_factory):
+    run = tmp_path_factory.mktemp("own") / "run"
+    train("uhm", str(log), run=run, alpha=[0.1, 0.3], **SHORT)
+    return run
+
+
+@pytest.mark.parametrize("agent", ["uhm", "mopo"])
+def test_logs_teach_what_the_same_rows_of_a_known_task_teach(data, log, agent, tmp_path):
+    # How rare ends are is counted over all tasks of a known environment, so it is not left to the data here.
+    own: dict[str, Any] = {"flag_std": 0.3} if agent == "uhm" else {}
+    known = resolve(agent, "rooms-task3", data_dir=str(data), **SHORT, **own)
+    same = {**known.config, **{name: value for name, value in known.hyper.items() if name != "steps"}}
+    summaries = [
+        train(agent, what, run=tmp_path / str(number), data_dir=str(data), **{**same, **SHORT})
+        for number, what in enumerate(("rooms-task3", str(log)))
+    ]
+    digests = [summary["members"][0]["params_sha256"] for summary in summaries]
+    assert digests[0] == digests[1]
+    assert summaries[1]["members"][0]["score"] is None
+    assert summaries[1]["members"][0]["evaluations"] == []
+
+
+def test_a_run_has_all_but_episodes(finished):
+    assert [line["step"] for line in lines(finished / "metrics.jsonl")] == [10, 20, 30, 40]
+    assert not (finished / "episodes.jsonl").exists()
+    assert resolve("uhm", "here/mine.npz").environment.title == "mine"
+
+
+def test_resumed_elsewhere_it_is_the_same(finished, log, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "checkpoints" / "40")
+    again, whole = resume(run), resume(finished)
+    assert [m["params_sha256"] for m in again["members"]] == [m["params_sha256"] for m in whole["members"]]
+
+
+def test_the_folder_of_a_file_does_not_matter(log, finished, tmp_path):
+    elsewhere = shutil.copy(log, tmp_path)
+    summary = train("uhm", elsewhere, run=tmp_path / "run", alpha=[0.1, 0.3], **SHORT)
+    assert [m["params_sha256"] for m in summary["members"]] == [m["params_sha256"] for m in resume(finished)["members"]]
+
+
+def test_actions_of_a_run(finished):
+    run = load_run(finished)
+    rows = np.array([[0.1, -0.2], [0.5, 0.5], [-0.7, 0.2]])
+    first, second = (np.asarray(run.act(rows, member=member)) for member in (0, 1))
+    assert first.shape == (3, 2)
+    assert np.abs(first).max() <= 1
+    assert (first != second).all()
+    np.testing.assert_allclose(run.act(rows[1].tolist()), first[1], rtol=1e-6)
+    with pytest.raises(UhmError, match="member is 2, and must be 0 to 1"):
+        run.act(rows, member=2)
+    with pytest.raises(UhmError, match=r"shape \(1, 3, 2\), and must be one row or a batch"):
+        run.act(rows[None])
+
+
+def test_the_command_says_how_to_get_actions(log, tmp_path, capsys):
+    flags = [part for name, value in SHORT.items() if name != "hidden" for part in (f"--{name}", str(value))]
+    flags = [flag.replace("_", "-") for flag in flags]
+    assert cli.run(["train", "uhm", str(log), "--hidden", "16", *flags, "--run", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "40 steps of 1 members" in said
+    assert f"load_run({str(tmp_path / 'run')!r}).act(observations)" in said
+    assert (tmp_path / "run" / "picture.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eval", "RUN"], "no simulator to evaluate it in"),
+        (["imagine", "RUN"], "imagine can draw the states of known environments only"),
+        (["report", "RUN", "--out", "OUT"], "no run in RUN has been evaluated"),
+        (["train", "uhm", "OUT/nowhere.npz"], "nowhere.npz: no such file"),
+        (["train", "uhm", "LOG", "--transitions", "9"], "transitions and dataset are for OGBench's environments"),
+        (["train", "uhm", "LOG", "rooms"], "one population trains on one environment"),
+        (["suite", "plan", "LOG"], "unknown task or environment"),
+        (["data", "make", "LOG"], "unknown task or environment"),
+    ],
+)
+def test_what_cannot_be_done_with_logs_is_one_line(arguments, message, finished, log, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"RUN": str(finished), "LOG": str(log), "OUT": str(tmp_path / "out")}
+    fill = lambda text: "".join(text.replace(key, value) for key, value in names.items() if key in text) or text  # noqa: E731
+    assert cli.run([fill(argument) for argument in arguments]) == 2
+    said = capsys.readouterr().err
+    assert message.replace("RUN", str(finished)) in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_logs():
+    assert tasks.task("minari:a/b-v0").name == "minari:a/b-v0"
+    assert tasks.task("minari:a/b-v0").environment.title == "a-b-v0"
+    assert tasks.task("cube-double-play-task2").environment.title == "cube-double-play"
+    assert tasks.task("/x/y.npz").environment.tasks == (tasks.task("/x/y.npz"),)
