@@ -1,5 +1,6 @@
 """The five methods: their targets against arithmetic that is written otherwise, and what an update moves."""
 
+import dataclasses
 import functools
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters import partial_eval
 
 from toys import HYPER, METHODS, A, K, S, agent, assert_trees, random_data, train
-from uhm import nets, population
-from uhm.agents import core, dtd, family, ghm, mbtd, rebrac_dagger, spec_of, uhm
+from uhm import bench, nets, population
+from uhm.agents import FAMILIES, core, dtd, family, ghm, mbtd, rebrac_dagger, spec_of, uhm
 from uhm.agents.core import Config, Context, Networks
 from uhm.agents.horizon_model import HorizonModel
+from uhm.bench.subject import make
 from uhm.data.dataset import make_dataset
 from uhm.data.sampling import Transitions, gather_transitions, gather_windows
 from uhm.errors import UhmError
@@ -560,3 +563,21 @@ def test_known_values_are_learned(name):
     at = jnp.asarray(positions[:2, None] - 1), jnp.zeros((2, 1))
     q = jax.vmap(lambda critic: critic(*at).mean(0))(pop.state.targets.critic)
     np.testing.assert_allclose(q, [[2, 2], [gamma, 1], [-1 - gamma, -1]], atol=0.2)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_hyperparameters_that_change_nothing_are_known(name):
+    """Those on which no number of the next state depends, by the program itself."""
+    made = make(name, bench.Setting(hidden=(8,), batch_size=4, observation=3, action=2, k_max=2))
+    data, key = made.data.to_device().with_task(0), jax.random.key(0)
+    values, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, made.hyper))
+
+    def step(values, state, batch, key):
+        return made.agent.update(state, jax.tree.unflatten(structure, values), batch, key)[0]
+
+    state, batch = jax.eval_shape(made.agent.init, key, made.hyper), made.agent.sample(data, key)
+    program = jax.make_jaxpr(step)(values, state, batch, key).jaxpr
+    _, used = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
+    names = [field.name for field in dataclasses.fields(family(name).Hyper)]
+    unused = {field for field, is_used in zip(names, used, strict=False) if not is_used}
+    assert unused - {"steps"} == set(family(name).idle)  # the number of steps is of every run

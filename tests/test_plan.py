@@ -188,6 +188,8 @@ def test_every_hyperparameter_has_a_range(agent):
         ("rebrac", {"alpha_critic": -1}, "alpha_critic is -1"),
         ("fql", {"ode": "rk4"}, "ode is 'rk4', and must be one of: midpoint, euler"),
         ("fql", {"flow_steps": 0}, "flow_steps is 0"),
+        ("dtd", {"beta": [0, 0.3]}, "beta changes nothing in dtd, so its members would be the same"),
+        ("uhm", {"literal_mve": [False, True]}, "literal_mve changes nothing in uhm"),
     ],
 )
 def test_impossible_values_of_other_agents(agent, settings, message):

@@ -16,12 +16,16 @@ __all__ = ["FAMILIES", "Agent", "Family", "Spec", "family", "spec_of"]
 
 
 class Family(NamedTuple):
-    """`make(config, spec)` builds the agent; `Config` changes the program, `Hyper` may differ between members."""
+    """`make(config, spec)` builds the agent; `Config` changes the program, `Hyper` may differ between members.
+
+    `idle` are hyperparameters that change nothing: those of the core that all methods share and this one does not use.
+    """
 
     name: str
     make: Callable[..., Agent]
     Config: type
     Hyper: type
+    idle: tuple[str, ...] = ()
 
 
 _OWN = "module:"
@@ -29,6 +33,14 @@ _OWN = "module:"
 FAMILIES = {
     name: f"uhm.agents.{name.replace('-', '_')}"
     for name in ("uhm", "ghm", "mbtd", "dtd", "rebrac-dagger", "iql", "rebrac", "fql", "mopo", "mobile", "mac")
+}
+_WITHOUT_MODEL = ("beta", "flag_weight", "flag_threshold", "literal_mve")
+_IDLE = {
+    "uhm": ("literal_mve",),
+    "ghm": ("q",),
+    "mbtd": ("literal_mve",),
+    "dtd": _WITHOUT_MODEL,
+    "rebrac-dagger": (*_WITHOUT_MODEL, "lambda_f", "schedule", "q"),
 }
 
 
@@ -39,7 +51,7 @@ def family(name: str) -> Family:
     if name not in FAMILIES:
         raise unknown("agent", name, FAMILIES, f"Agents are: {', '.join(FAMILIES)}.")
     module: Any = importlib.import_module(FAMILIES[name])
-    return Family(name, module.make, module.Config, module.Hyper)
+    return Family(name, module.make, module.Config, module.Hyper, _IDLE.get(name, ()))
 
 
 def _own(name: str) -> Family:

@@ -184,6 +184,8 @@ def _values(kind: Family, environment: Environment, given: dict[str, Any]) -> tu
             raise UhmError(f"{name} is {values}, and must be one value or several different ones.")
         if name in configs and len(values) > 1:
             raise UhmError(f"{name} changes the compiled program, so one population has one value of it: give one.")
+        if len(values) > 1 and name in kind.idle:
+            raise UhmError(f"{name} changes nothing in {kind.name}, so its members would be the same: give one value.")
         if len(values) > 1:
             axes[name] = values
         (configs if name in configs else hypers)[name] = values[0]
