@@ -155,7 +155,7 @@ class Check(_Common):
             raise UhmError(f"no data in {self.directory}; `uhm data make rooms` makes some.")
         results = []
         for name in names:
-            if name.endswith(".npz"):
+            if tasks.is_own(name):
                 results.append(_checked(name, name, self.directory))
                 continue
             for env in _environments((name,)):
@@ -188,12 +188,12 @@ class Inspect(_Common):
             raise UhmError(f"--split must be train or val, not '{self.split}'.")
         if self.out is not None and self.out.suffix not in (kinds := (".png", ".pdf", ".svg", ".jpg")):
             raise UhmError(f"--out is {self.out}, and must end in {', '.join(kinds[:-1])} or {kinds[-1]}.")
-        own = self.name.endswith(".npz") or self.name.startswith("minari:")
+        own = tasks.is_own(self.name)
         env = None if own else _environments((self.name,))[0]
         data = _load(self.name, self.directory, self.split)
         facts = describe(data, env)
-        title = Path(self.name).stem if own else self.name
-        out = self.out or Path(f"{title.replace('/', '-').replace(':', '-')}.png")
+        title = tasks.title(self.name)
+        out = self.out or Path(f"{title}.png")
         maze = env is not None and (env.domain == "locomotion")
         picture(data, out, title, maze)
         facts["picture"] = str(out)
