@@ -1,11 +1,14 @@
 """A user's own data: npz files and Minari."""
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
 
 from uhm.data import load
 from uhm.errors import UhmError
+from uhm.train import load_run, train
 
 
 def columns(n=12):
@@ -100,5 +103,9 @@ def test_minari(tmp_path, monkeypatch):
     np.testing.assert_array_equal(data.masks[0], [1, 1, 0, 1, 1, 1, 0, 1])
     np.testing.assert_array_equal(data.rewards[0], [-1, -1, -1, 0, -1, -1, -1, 0])
     assert data.size == 6
+    small: dict[str, Any] = {"steps": 4, "hidden": (8,), "batch_size": 4}
+    summary = train("iql", "minari:line/three-v0", run=tmp_path / "run", **small)
+    assert (summary["environment"], summary["steps"]) == ("minari:line/three-v0", 4)
+    assert load_run(tmp_path / "run").act([1.0]).shape == (1,)
     with pytest.raises(UhmError, match="minari download no/such-v0"):
         load("minari:no/such-v0")
