@@ -258,8 +258,8 @@ def test_settings_that_are_no_more_are_still_settings(tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps(config))
     labels = {run.directory.name: run.methods[0].label for run in collect([tmp_path]).runs}
     assert labels == {"a": "uhm (flag_scale=4)", "b": "uhm (flow_output=end)", "c": "uhm (flag_std=none)"}
-    pilots = collect([REPOSITORY / "results" / "pilots", REPOSITORY / "results" / "ogbench"])
-    puzzles = [run for run in pilots.runs if run.environment.name == "puzzle-3x3-play"]
+    folders = [REPOSITORY / "results" / name for name in ("pilots", "ogbench")]
+    puzzles = collect([path for folder in folders for path in folder.glob("*-puzzle-3x3-play*")]).runs
     assert {run.directory.parent.name for run in puzzles if Method("uhm") in run.methods} == {"ogbench"}
     assert {run.directory.parent.name for run in puzzles} == {"ogbench", "pilots"}
 
