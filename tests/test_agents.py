@@ -541,6 +541,7 @@ def test_an_unknown_agent_is_refused_by_name():
 # ------------------------------------------------------------------------------------------------------- known values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_known_values_are_learned(name):
     """Rows at 0, 1, 2, 3 under three rewards; the task ends with the transition out of row 1, or at once.

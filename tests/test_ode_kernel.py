@@ -122,6 +122,7 @@ def test_what_does_not_fit_is_left_to_the_definition():
     assert not fits(make(hidden=(512,) * 6).field.mlp, 256, size)
 
 
+@pytest.mark.slow
 def test_it_is_chosen_by_the_number_of_agents(monkeypatch: pytest.MonkeyPatch):
     """On a GPU of the right kind; and the host gets the definition even then."""
     monkeypatch.setattr(kernels, "ODE_AGENTS", 3)

@@ -39,7 +39,7 @@ def finished(log, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("agent", ["uhm", "mopo"])
+@pytest.mark.parametrize("agent", ["uhm", pytest.param("mopo", marks=pytest.mark.slow)])
 def test_logs_teach_what_the_same_rows_of_a_known_task_teach(data, log, agent, tmp_path):
     # How rare ends are is counted over all tasks of a known environment, so it is not left to the data here.
     own: dict[str, Any] = {"flag_std": 0.3} if agent == "uhm" else {}
@@ -70,6 +70,7 @@ def test_resumed_elsewhere_it_is_the_same(finished, log, tmp_path):
     assert [m["params_sha256"] for m in again["members"]] == [m["params_sha256"] for m in whole["members"]]
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_file_does_not_matter(log, finished, tmp_path):
     elsewhere = shutil.copy(log, tmp_path)
     summary = train("uhm", elsewhere, run=tmp_path / "run", alpha=[0.1, 0.3], **SHORT)

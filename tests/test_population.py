@@ -191,7 +191,10 @@ def test_two_steps_of_one_agent_on_a_gpu_are_one_pass(monkeypatch):
         np.testing.assert_allclose(got_metrics[0][name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("uhm", "bfloat16"), ("iql", "float32"), ("mopo", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("uhm", "bfloat16"), ("iql", "float32"), pytest.param("mopo", "bfloat16", marks=pytest.mark.slow)],
+)
 def test_many_agents_on_a_gpu_draw_ahead_and_pass_weights_on_in_halves(name, dtype, monkeypatch):
     """It is the same training. MOPO has a state of its own, which stays whole, and in float32 there are no halves."""
     data, members = random_data(2), population.grid(TASKS, [0], {})

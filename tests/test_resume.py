@@ -289,6 +289,7 @@ def test_other_data_are_refused(whole, tmp_path, monkeypatch):
     assert lines(run / "metrics.jsonl") == lines(whole / "metrics.jsonl")
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_nothing_but_time(data, whole, tmp_path, monkeypatch):
     run, usual = tmp_path / "run", checkpoints._reserve
 
