@@ -15,7 +15,8 @@ from uhm.data.sampling import gather_transitions
 from uhm.errors import UhmError
 from uhm.train import load_run, resolve, resume, train
 
-SHORT: dict[str, Any] = {**SMALL, "seeds": 1, "steps": 40, "log_interval": 10, "checkpoint_interval": 20}
+SHORT: dict[str, Any] = {name: value for name, value in SMALL.items() if name != "eval_episodes"}
+SHORT |= {"seeds": 1, "steps": 40, "log_interval": 10, "checkpoint_interval": 20}
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,7 @@ def test_the_command_says_how_to_get_actions(log, tmp_path, capsys):
         (["report", "RUN", "--out", "OUT"], "no run in RUN has been evaluated"),
         (["train", "uhm", "OUT/nowhere.npz"], "nowhere.npz: no such file"),
         (["train", "uhm", "LOG", "--transitions", "9"], "transitions and dataset are for OGBench's environments"),
+        (["train", "uhm", "LOG", "--eval-episodes", "9"], "leave out eval_interval and eval_episodes"),
         (["train", "uhm", "LOG", "rooms"], "one population trains on one environment"),
         (["suite", "plan", "LOG"], "unknown task or environment"),
         (["data", "make", "LOG"], "unknown task or environment"),

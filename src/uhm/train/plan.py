@@ -92,6 +92,8 @@ def resolve(
     kind = family(agent)
     wanted = _tasks(what)
     environment = wanted[0].environment
+    if environment.own and (eval_interval is not None or eval_episodes is not None):
+        raise UhmError("there is no simulator to evaluate in for logs: leave out eval_interval and eval_episodes.")
     steps = environment.steps if steps is None else steps
     intervals = {"eval": eval_interval, "log": log_interval, "checkpoint": checkpoint_interval}
     counts = {"steps": steps, **{f"{name}_interval": value for name, value in intervals.items()}}
