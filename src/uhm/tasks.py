@@ -214,9 +214,14 @@ def logs(name: str) -> Environment:
     )
 
 
+def named(name: str) -> tuple[Task, ...]:
+    """What can be learned under `name`: logs, or all tasks that it stands for."""
+    return logs(name).tasks if is_own(name) else resolve(name)
+
+
 def task(name: str) -> Task:
     """The one task called `name`; an environment's name is ambiguous here and refused."""
-    found = logs(name).tasks if is_own(name) else resolve(name)
+    found = named(name)
     if len(found) != 1:
         raise UhmError(f"'{name}' names {len(found)} tasks; add -task1 to -task{TASKS_PER_ENVIRONMENT} to name one.")
     return found[0]

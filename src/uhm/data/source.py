@@ -77,7 +77,7 @@ def load(
 
 def _tasks(what: str | Environment | Task | Sequence[Task]) -> tuple[Task, ...]:
     if isinstance(what, str):
-        what = (tasks.task(what),) if tasks.is_own(what) else tasks.resolve(what)
+        what = tasks.named(what)
     if isinstance(what, Environment):
         return what.tasks
     wanted = (what,) if isinstance(what, Task) else tuple(what)

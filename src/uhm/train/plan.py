@@ -142,7 +142,7 @@ def _intervals(steps: int, chunk: int, *, log: int | None, eval: int | None, che
 
 def _tasks(what: str | Task | Sequence[str | Task]) -> tuple[Task, ...]:
     names = [what] if isinstance(what, str | Task) else list(what)
-    found = dict.fromkeys(task for name in names for task in _named(name))
+    found = dict.fromkeys(t for name in names for t in ((name,) if isinstance(name, Task) else tasks.named(name)))
     environments = sorted({task.environment.name for task in found})
     if len(environments) != 1:
         raise UhmError(
@@ -150,12 +150,6 @@ def _tasks(what: str | Task | Sequence[str | Task]) -> tuple[Task, ...]:
             "start one run for each."
         )
     return tuple(found)
-
-
-def _named(name: str | Task) -> tuple[Task, ...]:
-    if isinstance(name, Task):
-        return (name,)
-    return (tasks.task(name),) if tasks.is_own(name) else tasks.resolve(name)
 
 
 def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
