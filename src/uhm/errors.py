@@ -4,8 +4,10 @@
 status 2; a bug keeps its traceback.
 """
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 
 class UhmError(Exception):
@@ -17,3 +19,12 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UhmEr
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     guess = f" Did you mean {' or '.join(close)}?" if close else ""
     return UhmError(f"unknown {kind} '{name}'.{guess}{' ' + hint if hint else ''}")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full disk or a missing permission is the user's to solve, so it gets one line instead of a traceback."""
+    try:
+        yield
+    except OSError as error:
+        raise UhmError(f"cannot write {path}: {error.strerror or error}.") from error

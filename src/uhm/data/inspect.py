@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from uhm.data.dataset import Dataset
-from uhm.errors import UhmError
+from uhm.errors import writing
 from uhm.tasks import Environment
 
 
@@ -71,11 +71,9 @@ def picture(data: Dataset, path: Path, title: str, maze: bool) -> None:
             figure = Figure(figsize=(11, 6.5), layout="constrained")
             _histograms(figure, data, observations)
         figure.suptitle(f"{title}: {data.size:,} transitions", fontsize=12, fontweight="bold", x=0.02, ha="left")
-        try:
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.15)
-        except OSError as error:
-            raise UhmError(f"cannot write {error.filename or path}: {error.strerror or error}.") from error
 
 
 def _coverage(data: Dataset, observations: np.ndarray) -> Any:

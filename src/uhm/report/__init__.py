@@ -45,9 +45,10 @@ def write(runs: Iterable[Path | str], out: Path | str) -> Path:
 
 def make(runs: Iterable[Path | str], out: Path | str, progress: Callable[[str], None] = lambda _: None) -> Report:
     """`write`, with its tables and a word about what it is doing."""
+    from uhm.errors import writing
     from uhm.report import charts, figures, page, tables, writers
     from uhm.report.collect import collect
-    from uhm.runs.files import write_atomically, writing
+    from uhm.runs.files import write_atomically
 
     out = Path(out)
     progress("reading runs")

@@ -1,17 +1,16 @@
 """Small files that survive a kill: whole-file JSON, append-only JSON lines, and the lock."""
 
-import contextlib
 import fcntl
 import gzip
 import json
 import math
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from uhm.errors import UhmError
+from uhm.errors import UhmError, writing
 
 
 def plain(value: Any) -> Any:
@@ -25,15 +24,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, os.PathLike) else value
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """A full disk or a missing permission is the user's to solve, so it gets one line instead of a traceback."""
-    try:
-        yield
-    except OSError as error:
-        raise UhmError(f"cannot write {path}: {error.strerror or error}.") from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from uhm.errors import UhmError
-from uhm.runs.files import JsonLines, read_json, write_json, writing
+from uhm.errors import UhmError, writing
+from uhm.runs.files import JsonLines, read_json, write_json
 
 _LINES = 200  # of the log, evenly spread: a curve needs no more
 

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from uhm import __version__
-from uhm.errors import UhmError
+from uhm.errors import UhmError, writing
 from uhm.runs import environment
-from uhm.runs.files import JsonLines, Lock, plain, read_json, write_json, writing
+from uhm.runs.files import JsonLines, Lock, plain, read_json, write_json
 from uhm.runs.sinks import Guarded, Sink
 
 if TYPE_CHECKING:

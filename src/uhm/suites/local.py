@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import uhm.suites.worker
-from uhm.errors import UhmError
-from uhm.runs.files import writing
+from uhm.errors import UhmError, writing
 from uhm.suites.lease import log_of
 from uhm.suites.plan import Population
 from uhm.suites.speed import devices

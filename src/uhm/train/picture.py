@@ -1,6 +1,7 @@
 """A picture of a finished run: success over gradient steps, and for `rooms` the ways the agents go."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +16,37 @@ from uhm.evaluate.rooms import start
 from uhm.population import Member
 
 
-def draw(path: Path, title: str, members: Sequence[Member], episodes: Sequence[Episode], walks: Any = None) -> None:
-    """Save the picture. `walks` are positions [members, steps, 2] in `rooms`, or None elsewhere."""
+@contextmanager
+def _figure(path: Path, title: str, width: float, height: float) -> Iterator[Any]:
+    """A figure in the common style, saved at the end."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(10 if walks is not None else 6, 4.2), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+        figure.savefig(path, dpi=130)
+
+
+def draw(path: Path, title: str, members: Sequence[Member], episodes: Sequence[Episode], walks: Any = None) -> None:
+    """Save the picture. `walks` are positions [members, steps, 2] in `rooms`, or None elsewhere."""
+    with _figure(path, title, 10 if walks is not None else 6, 4.2) as figure:
         axes = np.atleast_1d(figure.subplots(1, 2 if walks is not None else 1))
         names = list(dict.fromkeys(member.task for member in members))
         colours = {name: f"C{index}" for index, name in enumerate(names)}
         _curves(axes[0], names, colours, members, episodes)
         if walks is not None:
             _map(axes[1], colours, members, walks)
-        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
-        figure.savefig(path, dpi=130)
 
 
 def draw_metrics(path: Path, title: str, metrics: Sequence[dict[str, Any]]) -> None:
     """Save what was logged, where nothing can be evaluated: the median of the members, and their range."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     logged = [name for name in metrics[0] if name not in ("step", "seconds")]
     shown = [name for name in ("q_mean", "critic_loss", "bc_error", "actor_loss", "model_loss") if name in logged]
     shown = shown or logged[:5]  # of an agent of one's own
     steps = [line["step"] for line in metrics]
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(3 * len(shown), 3), layout="constrained")
+    with _figure(path, title, 3 * len(shown), 3) as figure:
         for axes, name in zip(np.atleast_1d(figure.subplots(1, len(shown))), shown, strict=True):
             values = np.array([line[name] for line in metrics], float)  # what is not finite was stored as null
             axes.plot(steps, np.nanmedian(values, 1), color="C0")
@@ -50,8 +54,6 @@ def draw_metrics(path: Path, title: str, metrics: Sequence[dict[str, Any]]) -> N
             axes.set_title(name, fontsize=9, loc="left")
             axes.set(xlabel="gradient steps")
             axes.grid(alpha=0.25)
-        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
-        figure.savefig(path, dpi=130)
 
 
 def _curves(axes: Any, names: list[str], colours: dict, members: Sequence[Member], episodes: Sequence[Episode]) -> None:
