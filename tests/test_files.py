@@ -106,6 +106,6 @@ def test_minari(tmp_path, monkeypatch):
     small: dict[str, Any] = {"steps": 4, "hidden": (8,), "batch_size": 4}
     summary = train("iql", "minari:line/three-v0", run=tmp_path / "run", **small)
     assert (summary["environment"], summary["steps"]) == ("minari:line/three-v0", 4)
-    assert load_run(tmp_path / "run").act([1.0]).shape == (1,)
+    assert load_run(tmp_path / "run").policy()([1.0]).shape == (1,)
     with pytest.raises(UhmError, match="minari download no/such-v0"):
         load("minari:no/such-v0")

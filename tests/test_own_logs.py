@@ -5,11 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from small_runs import SMALL, lines, make_data
-from uhm import cli, tasks
+from uhm import cli, population, tasks
 from uhm.data import load
 from uhm.data.sampling import gather_transitions
 from uhm.errors import UhmError
@@ -81,18 +83,28 @@ def test_the_folder_of_a_file_does_not_matter(log, finished, tmp_path):
     assert [m["params_sha256"] for m in summary["members"]] == [m["params_sha256"] for m in resume(finished)["members"]]
 
 
-def test_actions_of_a_run(finished):
+def test_policies_of_a_run(finished):
     run = load_run(finished)
     rows = np.array([[0.1, -0.2], [0.5, 0.5], [-0.7, 0.2]])
-    first, second = (np.asarray(run.act(rows, member=member)) for member in (0, 1))
-    assert first.shape == (3, 2)
-    assert np.abs(first).max() <= 1
+    first, second = (np.asarray(run.policy(member)(rows)) for member in (0, 1))
+    everyone = population.act(
+        run.agent, run.state.state, jnp.stack([rows, rows]).astype(jnp.float32), jax.random.key(0)
+    )
+    np.testing.assert_allclose([first, second], everyone, rtol=1e-5, atol=1e-6)  # uhm's does not draw
     assert (first != second).all()
-    np.testing.assert_allclose(run.act(rows[1].tolist()), first[1], rtol=1e-6)
+    np.testing.assert_allclose(run.policy()(rows[1].tolist()), first[1], rtol=1e-5)
     with pytest.raises(UhmError, match="member is 2, and must be 0 to 1"):
-        run.act(rows, member=2)
+        run.policy(2)
     with pytest.raises(UhmError, match=r"shape \(1, 3, 2\), and must be one row or a batch"):
-        run.act(rows[None])
+        run.policy()(rows[None])
+
+
+def test_a_policy_that_draws_draws_anew(log, tmp_path):
+    train("fql", str(log), run=tmp_path / "run", **SHORT)
+    policy, again = (load_run(tmp_path / "run").policy() for _ in range(2))
+    drawn = [np.asarray(policy([0.1, 0.2])) for _ in range(2)]
+    assert (drawn[0] != drawn[1]).any()
+    np.testing.assert_array_equal(again([0.1, 0.2]), drawn[0])
 
 
 def test_the_command_says_how_to_get_actions(log, tmp_path, capsys):
@@ -101,7 +113,7 @@ def test_the_command_says_how_to_get_actions(log, tmp_path, capsys):
     assert cli.run(["train", "uhm", str(log), "--hidden", "16", *flags, "--run", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert "40 steps of 1 members" in said
-    assert f"load_run({str(tmp_path / 'run')!r}).act(observations)" in said
+    assert f"load_run({str(tmp_path / 'run')!r}).policy()" in said
     assert (tmp_path / "run" / "picture.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -121,9 +133,9 @@ def test_the_command_says_how_to_get_actions(log, tmp_path, capsys):
 )
 def test_what_cannot_be_done_with_logs_is_one_line(arguments, message, finished, log, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {"RUN": str(finished), "LOG": str(log), "OUT": str(tmp_path / "out")}
-    fill = lambda text: "".join(text.replace(key, value) for key, value in names.items() if key in text) or text  # noqa: E731
-    assert cli.run([fill(argument) for argument in arguments]) == 2
+    for name, path in (("RUN", finished), ("LOG", log), ("OUT", tmp_path / "out")):
+        arguments = [argument.replace(name, str(path)) for argument in arguments]
+    assert cli.run(arguments) == 2
     said = capsys.readouterr().err
     assert message.replace("RUN", str(finished)) in said
     assert said.count("\n") == 1

@@ -91,7 +91,7 @@ def _end(directory: Path, environment: str) -> int:
     from uhm import report
 
     if tasks.is_own(environment):  # nothing was evaluated that a page could show
-        print(f"its actions: uhm.train.load_run({str(directory)!r}).act(observations)")
+        print(f"its policy: uhm.train.load_run({str(directory)!r}).policy(), a function of observations")
         return 0
     try:
         print(f"page: {report.write([directory], directory / 'report')}")

@@ -4,23 +4,25 @@
 from uhm.train import load_run
 
 plan, agent, state = load_run("runs/mine", step="best")
-actions = load_run("runs/mine").act(observations)
+policy = load_run("runs/mine").policy()  # actions = policy(observations)
 ```
 """
 
+import functools
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
 from numpy.typing import ArrayLike
 
 from uhm import population
 from uhm.agents import Agent, Spec, spec_of
 from uhm.data import Dataset
 from uhm.errors import UhmError
+from uhm.evaluate.policy import Policy, make_act
 from uhm.evaluate.records import Episode, success_by_step
 from uhm.population import Population
 from uhm.runs import Run
@@ -40,17 +42,25 @@ class Restored(NamedTuple):
     agent: Agent
     state: Population
 
-    def act(self, observations: ArrayLike, member: int = 0, key: Key[Array, ""] | None = None) -> Float[Array, "*B A"]:
-        """The actions of one member for an observation, or for a batch of them. `key` is for policies that draw."""
-        members, size = len(self.plan.members()), np.shape(observations)
+    def policy(self, member: int = 0) -> Callable[[ArrayLike], Any]:
+        """The actions of one member, as a function of an observation or of a batch of them; compiled, on the CPU."""
+        members, counts = len(self.plan.members()), itertools.count()
         if not 0 <= member < members:  # JAX would take the last one
             raise UhmError(f"member is {member}, and must be 0 to {members - 1}.")
-        if len(size) not in (1, 2):
-            raise UhmError(f"observations have shape {size}, and must be one row or a batch of rows.")
-        one = jax.tree.map(lambda x: x[member], self.state.state)
-        rows = jnp.atleast_2d(jnp.asarray(observations, jnp.float32))
-        actions = self.agent.act(one, rows, jax.random.key(0) if key is None else key)
-        return actions[0] if len(size) == 1 else actions
+        key = jax.random.key(int(self.state.step))
+
+        @functools.cache
+        def policies(size: int) -> Policy:
+            return make_act(self.agent.act, self.state.state, key, observation_size=size)
+
+        def act(observations: ArrayLike) -> Any:
+            rows = np.asarray(observations, np.float32)
+            if rows.ndim not in (1, 2):
+                raise UhmError(f"observations have shape {rows.shape}, and must be one row or a batch of rows.")
+            actions = policies(rows.shape[-1]).member(member, np.atleast_2d(rows), next(counts))
+            return actions[0] if rows.ndim == 1 else actions
+
+        return act
 
 
 def load_run(directory: Path | str, step: Step = "last") -> Restored:
