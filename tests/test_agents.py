@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.interpreters import partial_eval
 
-from toys import HYPER, METHODS, A, K, S, agent, assert_trees, random_data, train
+from toys import HYPER, METHODS, A, K, S, agent, assert_trees, expected_values, random_data, train
 from uhm import bench, nets, population
 from uhm.agents import FAMILIES, core, dtd, family, ghm, mbtd, rebrac_dagger, spec_of, uhm
 from uhm.agents.core import Config, Context, Networks
@@ -563,7 +563,11 @@ def test_known_values_are_learned(name):
     assert pop.alive.all()
     at = jnp.asarray(positions[:2, None] - 1), jnp.zeros((2, 1))
     q = jax.vmap(lambda critic: critic(*at).mean(0))(pop.state.targets.critic)
-    np.testing.assert_allclose(q, [[2, 2], [gamma, 1], [-1 - gamma, -1]], atol=0.2)
+    exact = [[2, 2], [gamma, 1], [-1 - gamma, -1]]
+    np.testing.assert_allclose(q, exact, atol=0.2)
+    np.testing.assert_allclose(
+        expected_values(probe, pop, at[0]), exact, atol=0.6
+    )  # the policy seeks the critic's errors
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -95,7 +95,7 @@ def test_the_episodes_of_training_come_out_again(step, run, capsys):
     report = evaluated(capsys, run, "--episodes", 3, "--step", step)
     assert files(run) == before
     assert (report["step"], report["episodes"], report["agent"]) == (number, 3, "rebrac-dagger")
-    for field in ("success", "return", "length"):
+    for field in ("success", "return", "length", "discounted", "value"):
         assert [member[field] for member in report["members"]] == means(run, number, 8, field)
     for task in TASKS:
         own = [member["success"] for member in report["members"] if member["task"] == task]
@@ -108,14 +108,15 @@ def test_episodes_and_seeds_are_those_asked_for(run, capsys, monkeypatch):
     asked = []
 
     class Watched(evaluate.Evaluator):
-        def run(self, act, *, seeds, step):
-            asked.append((self.episodes, list(seeds), step))
-            return super().run(act, seeds=seeds, step=step)
+        def run(self, act, *, seeds, step, discounts=None):
+            asked.append((self.episodes, list(seeds), step, discounts))
+            return super().run(act, seeds=seeds, step=step, discounts=discounts)
 
     monkeypatch.setattr("uhm.evaluate.evaluator.Evaluator", Watched)
     evaluated(capsys, run, "--episodes", 2, "--step", "last")
     evaluated(capsys, run, "--episodes", 4, "--seed", 0, "--step", "20")
-    assert asked == [(2, [0, 0, 1, 1] * 2, 30), (4, [0] * 8, 20)]
+    discounts = [load_run(run).plan.hyper["discount"]] * 8
+    assert asked == [(2, [0, 0, 1, 1] * 2, 30, discounts), (4, [0] * 8, 20, discounts)]
 
 
 def test_the_table(run, capsys):

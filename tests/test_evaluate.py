@@ -10,19 +10,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from uhm import envs, tasks
 from uhm.envs import rooms
 from uhm.errors import UhmError
-from uhm.evaluate import Episode, Evaluator, evaluator, pool
+from uhm.evaluate import Episode, Evaluator, evaluator, make_act, pool
 from uhm.evaluate.records import episode_seeds
 from uhm.evaluate.worker import Simulation
 
 POINT = tasks.environment("pointmaze-medium-navigate")
 MEMBERS = (POINT.tasks[0], POINT.tasks[2], POINT.tasks[0])
 SEEDS = (0, 0, 7)
+DISCOUNTS = (0.9, 0.99, 1.0)
 
 
 class Walker:
@@ -44,26 +47,26 @@ class Walker:
         return np.array([[self.one(m, o) for o in lanes] for m, lanes in enumerate(observations)])
 
 
-def by_hand(task: tasks.Task, seeds: list[int], act: Any) -> tuple[float, float, int]:
-    """One episode in a fresh Gymnasium environment, wrappers and all."""
+def by_hand(task: tasks.Task, seeds: list[int], act: Any) -> tuple[float, list[float]]:
+    """Success and rewards of one episode in a fresh Gymnasium environment, wrappers and all."""
     env = envs.make(task)
     np.random.seed(seeds[0])
     env.action_space.seed(seeds[2])
     observation, _ = env.reset(seed=seeds[1])
-    total, length = 0.0, 0
+    rewards = []
     while True:
         action = np.clip(act(observation.astype(np.float32)), -1, 1).astype(np.float32)
         observation, reward, terminated, truncated, info = env.step(action)
-        total, length = total + float(reward), length + 1
+        rewards.append(float(reward))
         if terminated or truncated:
             env.close()
-            return float(info["success"]), total, length
+            return float(info["success"]), rewards
 
 
 @pytest.fixture(scope="module")
 def records() -> list[Episode]:
     with Evaluator(MEMBERS, episodes=3, workers=1, lanes=1) as one:
-        return one.run(Walker(), seeds=SEEDS, step=100)
+        return one.run(Walker(), seeds=SEEDS, step=100, discounts=DISCOUNTS)
 
 
 def test_records_are_ordered_and_complete(records: list[Episode]) -> None:
@@ -79,20 +82,47 @@ def test_episodes_are_those_of_gymnasium(records: list[Episode]) -> None:
     for record in (records[1], records[3], records[8]):
         task = MEMBERS[record.member]
         seeds = episode_seeds(record.seed, record.step, task.index, record.episode)
-        expected = by_hand(task, list(seeds), lambda o, m=record.member: walker.one(m, o))
-        assert (record.success, record.return_, record.length) == expected
+        success, rewards = by_hand(task, list(seeds), lambda o, m=record.member: walker.one(m, o))
+        assert (record.success, record.return_, record.length) == (success, sum(rewards), len(rewards))
+        gamma = DISCOUNTS[record.member]
+        assert record.discounted == pytest.approx(sum(gamma**t * reward for t, reward in enumerate(rewards)))
+        assert record.value is None  # a function of numpy expects nothing
 
 
 def test_lanes_and_workers_change_nothing(records: list[Episode]) -> None:
     walker = Walker()
     with Evaluator(MEMBERS, episodes=3, workers=2, lanes=3) as several:
-        first = several.run(walker, seeds=SEEDS, step=100)
+        first = several.run(walker, seeds=SEEDS, step=100, discounts=DISCOUNTS)
         assert walker.counts == list(range(len(walker.counts)))
-        again = several.run(walker, seeds=SEEDS, step=100)
+        again = several.run(walker, seeds=SEEDS, step=100, discounts=DISCOUNTS)
         later = several.run(walker, seeds=SEEDS, step=200)
     assert first == records
     assert again == records
     assert [r.length for r in later] != [r.length for r in records]
+    assert all(r.discounted is None and "discounted" not in r.to_json() for r in later)
+
+
+@pytest.mark.parametrize("members", [MEMBERS, tuple(tasks.ROOMS.tasks[:3])], ids=["maze", "rooms"])
+def test_what_a_policy_expects_is_asked_at_the_first_observation(members: tuple[tasks.Task, ...]) -> None:
+    """A state is one number w, and it expects w (x + 2 y). Fewer lanes than episodes, so that each lane has several."""
+    weights = jnp.array([1.0, 10.0, 100.0])
+
+    def act(state: Any, observations: Any, key: Any) -> Any:
+        return jnp.sin(100 * observations) + 0 * state
+
+    policy = make_act(
+        *(act, weights, jax.random.key(0)),
+        observation_size=2,
+        agent_value=lambda w, observations, key: w * observations @ jnp.array([1.0, 2.0]),
+    )
+    with Evaluator(members, episodes=3, workers=1, lanes=2) as some:
+        found = some.run(policy, seeds=SEEDS, step=100)
+    for record in found:
+        task = members[record.member]
+        seeds = episode_seeds(record.seed, 100, task.index, record.episode)
+        np.random.seed(seeds[0])
+        first, _ = envs.make(task).reset(seed=seeds[1])
+        assert record.value == pytest.approx(10.0**record.member * (first[0] + 2 * first[1]), rel=1e-4)
 
 
 def test_a_member_that_diverged_fails_alone(records: list[Episode]) -> None:
@@ -157,13 +187,15 @@ def test_rooms_gives_the_episodes_of_gymnasium() -> None:
 
     seeds = (0, 1, 2, 3, 4, 5)
     with Evaluator(ROOMS_MEMBERS, episodes=4) as vectorised:
-        found = vectorised.run(act, seeds=seeds, step=7)
+        found = vectorised.run(act, seeds=seeds, step=7, discounts=[0.9, 0.99, 0.5, 1.0, 0.95, 0.9])
     assert len(found) == 24 and len({r.length for r in found}) > 4
     for record in found:
         task = ROOMS_MEMBERS[record.member]
         words = episode_seeds(record.seed, 7, task.index, record.episode)
-        expected = by_hand(task, list(words), lambda o, t=task: through_rooms(t, o))
-        assert (record.success, record.return_, record.length) == expected
+        success, rewards = by_hand(task, list(words), lambda o, t=task: through_rooms(t, o))
+        assert (record.success, record.return_, record.length) == (success, sum(rewards), len(rewards))
+        gamma = (0.9, 0.99, 0.5, 1.0, 0.95, 0.9)[record.member]
+        assert record.discounted == pytest.approx(sum(gamma**t * reward for t, reward in enumerate(rewards)))
         assert record.success == (task.index != 3)
 
 

@@ -11,15 +11,15 @@ import pytest
 from uhm import envs, tasks
 from uhm.envs import rooms
 from uhm.errors import UhmError
-from uhm.evaluate import Episode, make_act, record_video, score, success_by_step, video
+from uhm.evaluate import Episode, make_act, means_by_step, record_video, score, success_by_step, video
 from uhm.evaluate.policy import act_rows, by_member
 
 POINT = tasks.environment("pointmaze-medium-navigate")
 
 
 def test_scores_worked_out_by_hand() -> None:
-    def record(member: int, step: int, episode: int, success: float) -> Episode:
-        return Episode(member, "t", 0, step, episode, success, -1.0, 1)
+    def record(member: int, step: int, episode: int, success: float, *values: float) -> Episode:
+        return Episode(member, "t", 0, step, episode, success, -1.0, 1, *values)
 
     made = [
         record(0, step, e, s)
@@ -30,6 +30,11 @@ def test_scores_worked_out_by_hand() -> None:
     assert success_by_step(made) == {0: {1: 1.0, 2: 0.5, 3: 1.0, 4: 0.0}, 1: {4: 1.0}}
     assert score(made) == {0: 0.5, 1: 1.0}
     assert score(made, last=1) == {0: 0.0, 1: 1.0}
+    known = [record(0, 5, 0, 1.0, -2.0, -8.0), record(0, 5, 1, 0.0, -4.0, -1.0), record(1, 5, 0, 1.0, -2.0)]
+    assert means_by_step([*known, record(1, 5, 1, 1.0)]) == {
+        0: {5: {"success": 0.5, "discounted": -3.0, "value": -4.5}},
+        1: {5: {"success": 1.0}},  # one of its episodes knows the one, none the other
+    }
 
 
 def linear(state: dict[str, Any], observations: Any, key: Any) -> Any:

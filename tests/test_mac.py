@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toys import A, S, assert_trees, random_data, train
+from toys import A, S, assert_trees, expected_values, random_data, train
 from uhm import nets, population
 from uhm.agents import mac, spec_of
 from uhm.agents.dynamics import scaling
@@ -240,6 +240,9 @@ def test_known_values_are_learned():
     at = scaling(spec)(jnp.array([[-1.0], [1.0]]))
     v = jax.vmap(lambda value: value(at)[0])(pop.state.targets.value)
     np.testing.assert_allclose(v, [[-2.5, 2.5], [-2.5, 0.5]], atol=0.2)
+    # As a return it is h times as much: r / (1 - gamma) = 5 r, or r.
+    believed = expected_values(probe, pop, jnp.array([[-1.0], [1.0]]))
+    np.testing.assert_allclose(believed, [[-5, 5], [-5, 1]], atol=0.5)
 
 
 def test_chunks_longer_than_the_data_are_refused():

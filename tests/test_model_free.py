@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toys import A, S, agent, assert_trees, random_data, train
+from toys import A, S, agent, assert_trees, expected_values, random_data, train
 from uhm import nets, population
 from uhm.agents import core, family, fql, iql, rebrac, spec_of
 from uhm.data.dataset import make_dataset
@@ -405,6 +405,10 @@ def test_known_values_and_the_best_action_are_learned(name):
     at = jnp.asarray(positions[:2, None] - 1), jnp.zeros((2, 1))
     q = jax.vmap(lambda critic: critic(*at).mean(0))(critic)
     np.testing.assert_allclose(q[:3], [[2, 2], [0.9, 1], [-1.9, -1]], atol=0.2)
+    believed = expected_values(probe, pop, at[0])
+    np.testing.assert_allclose(believed[:3], [[2, 2], [0.9, 1], [-1.9, -1]], atol=0.3)
+    # Of the best action, or, where an expectile says what can be had, more than the stored ones get (-4/3).
+    np.testing.assert_allclose(believed[3], 0.5 if name == "iql" else 1, atol=0.4)
     acted = population.act(probe, pop.state, jnp.zeros((4, 50, 1)) - 1, KEY)[3]
     np.testing.assert_allclose(q[3], 0, atol=0.2)
     assert np.abs(acted - 0.5).mean() < 0.2  # of the data's own actions it is 0.6

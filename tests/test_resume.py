@@ -44,13 +44,13 @@ def wait():
     while not path.exists():
         time.sleep(0.005)
 
-def run(act, tasks, seeds, step, episodes):
+def run(act, tasks, seeds, discounts, step, episodes):
     if step == at:
         wait()
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         asked_for.wait(5)
-    return usual_run(act, tasks, seeds, step, episodes)
+    return usual_run(act, tasks, seeds, discounts, step, episodes)
 
 def report(self, *args):
     if what == "hold" and self.step == at + self.plan.log_interval:

@@ -6,6 +6,7 @@ import re
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from uhm.agents import FAMILIES, family
 from uhm.data import Dataset
 from uhm.errors import UhmError
 from uhm.evaluate import rooms
+from uhm.evaluate.records import episode_seeds
 from uhm.train.loop import data_of
 
 AXIS = [0.03, 0.1]
@@ -34,10 +36,10 @@ def finished(data, tmp_path_factory):
     """The directory of a finished run, and what `start` returned."""
     directory, usual = tmp_path_factory.mktemp("runs") / "run", rooms.run
 
-    def some_succeed(act, members, seeds, step, episodes):
+    def some_succeed(act, members, seeds, discounts, step, episodes):
         # A few steps teach nobody anything, and a score of zeros proves nothing.
-        found = usual(act, members, seeds, step, episodes)
-        return [e._replace(success=float((step // 10 * 5 + e.member * 3 + e.episode) % 7 < 3)) for e in found]
+        found, first = usual(act, members, seeds, discounts, step, episodes)
+        return [e._replace(success=float((step // 10 * 5 + e.member * 3 + e.episode) % 7 < 3)) for e in found], first
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rooms, "run", some_succeed)
@@ -83,13 +85,30 @@ def test_scores_are_means_of_the_last_three_evaluations(finished):
     directory, summary = finished
     episodes = lines(directory / "episodes.jsonl")
     for index, member in enumerate(summary["members"]):
-        means = {
-            step: np.mean([e["success"] for e in episodes if (e["member"], e["step"]) == (index, step)])
-            for step in EVALUATIONS
-        }
-        assert member["evaluations"] == [{"step": step, "success": means[step]} for step in EVALUATIONS]
-        assert member["score"] == pytest.approx(np.mean([means[step] for step in EVALUATIONS[-3:]]))
+        for found, step in zip(member["evaluations"], EVALUATIONS, strict=True):
+            own = [e for e in episodes if (e["member"], e["step"]) == (index, step)]
+            assert found.keys() == {"step", "success", "discounted", "value"} and found["step"] == step
+            for name in ("success", "discounted", "value"):
+                assert found[name] == pytest.approx(np.mean([e[name] for e in own]))
+        successes = [found["success"] for found in member["evaluations"]]
+        assert member["score"] == pytest.approx(np.mean(successes[-3:]))
     assert len({member["score"] for member in summary["members"]}) > 1
+
+
+def test_what_agents_expect_and_what_they_get_is_recorded(finished):
+    """Of unsolved episodes: -1 for every step, discounted by gamma; and the smaller critic at the first position."""
+    directory, _ = finished
+    plan, _, state = train.load_run(directory)
+    last = [e for e in lines(directory / "episodes.jsonl") if e["step"] == 50]
+    gamma, limit = plan.hyper["discount"], tasks.ROOMS.episode_limit
+    unsolved = [e for e in last if e["length"] == limit and e["return"] == -limit]
+    assert unsolved
+    assert all(e["discounted"] == pytest.approx(-(1 - gamma**limit) / (1 - gamma)) for e in unsolved)
+    for e in last:
+        task = tasks.task(e["task"])
+        at = jnp.asarray(rooms.start(task, *episode_seeds(e["seed"], 50, task.index, e["episode"])), jnp.float32)
+        networks = jax.tree.map(lambda x, m=e["member"]: x[m], state.state.params)
+        assert e["value"] == pytest.approx(float(networks.critic(at, networks.actor(at)).min()), rel=1e-4)
 
 
 def test_checkpoints_are_kept(finished):

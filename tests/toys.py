@@ -49,6 +49,11 @@ def train(agent, members, hyper, data, steps, chunk):
     return pop, history
 
 
+def expected_values(agent, pop, observations):
+    """What each member of a population expects at the observations: [members, rows]."""
+    return jax.vmap(lambda state: agent.value(state, observations, jax.random.key(0)))(pop.state)
+
+
 def assert_trees(check, a, b, **tolerance):
     """`check` on every pair of leaves."""
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):

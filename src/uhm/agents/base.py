@@ -1,4 +1,4 @@
-"""The contract of an agent: four pure functions. Everything else in the package knows agents by this alone.
+"""The contract of an agent: pure functions, four and one that may be left out. All else knows agents by this alone.
 
 An algorithm is a factory `make(config, spec) -> Agent`. `config` holds what changes the compiled program; `hyper` is a
 pytree of scalars that may differ from member to member of a population. Nothing here is jitted, vmapped or looped: the
@@ -54,12 +54,17 @@ class Config:
 
 
 class Agent(NamedTuple):
-    """`sample` says which rows of the data an update needs; that is the agent's business, the trainer only calls it."""
+    """`sample` says which rows of the data an update needs; that is the agent's business, the trainer only calls it.
+
+    `value` is the discounted return that the agent expects of its policy from a state on. Evaluations compare it with
+    what the policy gets; without it they only say what it gets.
+    """
 
     init: Callable[[PRNGKeyArray, Hyper], State]
     sample: Sampler
     update: Callable[[State, Hyper, Batch, PRNGKeyArray], tuple[State, Metrics]]
     act: Callable[[State, Float[Array, "*batch S"], PRNGKeyArray], Float[Array, "*batch A"]]
+    value: Callable[[State, Float[Array, "*batch S"], PRNGKeyArray], Float[Array, "*batch"]] | None = None
 
 
 def spec_of(dataset: Dataset, k_max: int) -> Spec:

@@ -248,7 +248,10 @@ def build(config: PlainConfig, spec: Spec, method: Method) -> Agent:
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         return state.params.actor(observations)
 
-    return Agent(init, method.sampler, update, act)
+    def value(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch"]:
+        return aggregate(state.params.critic(observations, act(state, observations, key)), config.q_agg)
+
+    return Agent(init, method.sampler, update, act, value)
 
 
 def losses(

@@ -100,7 +100,10 @@ def make(config: Config, spec: Spec) -> Agent:
         z = jax.random.normal(key, (*observations.shape[:-1], spec.action_size))
         return clipped(one_step(state.params.actor, observations, z))
 
-    return Agent(init, transitions(config.batch_size), update, act)
+    def value(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch"]:
+        return aggregate(state.params.critic(observations, act(state, observations, key)), config.q_agg)
+
+    return Agent(init, transitions(config.batch_size), update, act, value)
 
 
 def draw(key: PRNGKeyArray, like: Float[Array, "B A"]) -> Noise:

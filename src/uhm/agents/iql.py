@@ -76,7 +76,10 @@ def make(config: Config, spec: Spec) -> Agent:
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         return jnp.clip(state.params.actor(observations), -1.0, 1.0)
 
-    return Agent(init, transitions(config.batch_size), update, act)
+    def value(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch"]:
+        return state.params.value(observations)[0]
+
+    return Agent(init, transitions(config.batch_size), update, act, value)
 
 
 def losses(

@@ -145,7 +145,11 @@ def make(config: Config, spec: Spec) -> Agent:
         chunk = choose(state.params, scaled(observations), config.test_samples, key)
         return chunk[..., : spec.action_size]
 
-    return Agent(init, chunks(config.batch_size, config.chunk), update, act)
+    def value(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch"]:
+        # A chunk's reward is the mean of its steps', so V is a return over the length of a chunk.
+        return config.chunk * state.params.value(scaled(observations))[0]
+
+    return Agent(init, chunks(config.batch_size, config.chunk), update, act, value)
 
 
 def steps_of(batch: Chunks, hyper: Hyper) -> Steps:

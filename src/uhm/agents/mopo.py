@@ -197,7 +197,10 @@ def build(config: Config, spec: Spec, penalty: Penalty) -> Agent:
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         return jnp.tanh(state.params.actor(scaled(observations))[0])
 
-    return Agent(init, transitions(config.batch_size + config.rollouts), update, act)
+    def value(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch"]:
+        return state.params.critic(scaled(observations), act(state, observations, key)).min(0)
+
+    return Agent(init, transitions(config.batch_size + config.rollouts), update, act, value)
 
 
 def positions(

@@ -92,7 +92,10 @@ def make(config: Config, spec: Spec) -> Agent:
     def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
         return state.params.actor(observations)
 
-    return Agent(init, transitions(config.batch_size), update, act)
+    def value(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch"]:
+        return aggregate(state.params.critic(observations, act(state, observations, key)), config.q_agg)
+
+    return Agent(init, transitions(config.batch_size), update, act, value)
 
 
 def target(slow: Networks, hyper: Hyper, batch: Transitions, key: PRNGKeyArray, q_agg: str) -> Float[Array, " B"]:

@@ -74,10 +74,11 @@ class Eval:
         plan, agent, state = restored
         members, step = plan.members(), int(state.step)
         size = plan.environment.observation_size
-        policy = make_act(agent.act, state.state, jax.random.key(step), observation_size=size)
+        key = jax.random.key(step)
+        policy = make_act(agent.act, state.state, key, observation_size=size, agent_value=agent.value)
         seeds = [member.seed if self.seed is None else self.seed for member in members]
         with Evaluator([tasks.task(member.task) for member in members], episodes=self.episodes) as evaluator:
-            return policy, evaluator.run(policy, seeds=seeds, step=step)
+            return policy, evaluator.run(policy, seeds=seeds, step=step, discounts=plan.discounts())
 
     def _report(self, restored: "Restored", episodes: "list[Episode]") -> dict[str, Any]:
         import numpy as np
@@ -87,13 +88,14 @@ class Eval:
         members = []
         for index, member in enumerate(plan.members()):
             own = [episode for episode in episodes if episode.member == index]
-            means = {name: float(np.mean([getattr(e, name) for e in own])) for name in ("success", "return_", "length")}
+            names = ("success", "return_", "length", "discounted", "value")
+            columns = {name.rstrip("_"): [getattr(e, name) for e in own] for name in names}
             members.append(
                 {
                     "task": member.task,
                     "seed": member.seed,
-                    "hyper": {**plan.hyper, **dict(member.hyper)},
-                    **{name.rstrip("_"): value for name, value in means.items()},
+                    "hyper": plan.hyper_of(member),
+                    **{name: float(np.mean(values)) for name, values in columns.items() if None not in values},
                     "diverged": not bool(alive[index]),
                 }
             )

@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from uhm.evaluate.evaluator import Evaluator
     from uhm.evaluate.policy import Act, Policy, make_act
-    from uhm.evaluate.records import Episode, score, success_by_step
+    from uhm.evaluate.records import Episode, means_by_step, score, success_by_step
     from uhm.evaluate.video import record_video
 
-__all__ = ["Act", "Episode", "Evaluator", "Policy", "make_act", "record_video", "score", "success_by_step"]
+__all__ = [
+    "Act",
+    "Episode",
+    "Evaluator",
+    "Policy",
+    "make_act",
+    "means_by_step",
+    "record_video",
+    "score",
+    "success_by_step",
+]
 
 _HOME = {"Evaluator": "evaluator", "Act": "policy", "Policy": "policy", "make_act": "policy", "record_video": "video"}
 

@@ -27,6 +27,8 @@ class Board:
             ("length", np.int64, ()),
             ("success", np.float64, ()),
             ("return_", np.float64, ()),
+            ("discount", np.float64, ()),
+            ("discounted", np.float64, ()),
             ("observation", np.float32, (observation_size,)),
             ("action", np.float32, (action_size,)),
         ]
@@ -39,6 +41,7 @@ class Board:
         self.command, self.done, self.task = rows["command"], rows["done"], rows["task"]
         self.seeds, self.length = rows["seeds"], rows["length"]
         self.success, self.return_ = rows["success"], rows["return_"]
+        self.discount, self.discounted = rows["discount"], rows["discounted"]
         self.observation, self.action = rows["observation"], rows["action"]
 
     def half(self, half: int) -> range:

@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 from uhm.errors import UhmError
 from uhm.evaluate import rooms
 from uhm.evaluate.board import HALVES, IDLE, RESET, STEP, Board
-from uhm.evaluate.policy import Act, Groups, act_rows, by_member
+from uhm.evaluate.policy import Act, Groups, act_rows, by_member, with_values
 from uhm.evaluate.pool import Pool
 from uhm.evaluate.records import Episode, episode_seeds
 from uhm.tasks import ROOMS, Domain, Environment, Task
@@ -55,20 +56,29 @@ class Evaluator:
         self._closed = False
         self._one_at_a_time = threading.Lock()
 
-    def run(self, act: Act, *, seeds: Sequence[int], step: int) -> list[Episode]:
-        """One evaluation, ordered by member and episode. Blocks; call it in a thread to go on training."""
-        if len(seeds) != len(self.tasks):
-            raise UhmError(f"there are {len(seeds)} seeds for {len(self.tasks)} members; give one per member.")
+    def run(
+        self, act: Act, *, seeds: Sequence[int], step: int, discounts: Sequence[float] | None = None
+    ) -> list[Episode]:
+        """One evaluation, ordered by member and episode. Blocks; call it in a thread to go on training.
+
+        With `discounts`, those of the members, the records have discounted returns; and with a policy that knows
+        values, what it expected.
+        """
+        for name, values in (("seeds", seeds), ("discounts", seeds if discounts is None else discounts)):
+            if len(values) != len(self.tasks):
+                raise UhmError(f"there are {len(values)} {name} for {len(self.tasks)} members; give one per member.")
         with self._one_at_a_time:
             self._refuse_if_closed()
             if self._environment is ROOMS:
-                return rooms.run(act, self.tasks, seeds, step, self.episodes)
+                records, first = rooms.run(act, self.tasks, seeds, discounts, step, self.episodes)
+                return with_values(act, records, first)
             try:
-                return _Run(self, self._ready_pool(), act, seeds, step).results()
+                records, first = _Run(self, self._ready_pool(), act, seeds, discounts, step).results()
             except BaseException:
                 # Workers may be in the middle of anything: the next run, if any, starts afresh.
                 self._stop()
                 raise
+            return with_values(act, records, first)
 
     def _ready_pool(self) -> Pool:
         pool = self._pool
@@ -102,10 +112,20 @@ class Evaluator:
 class _Run:
     """One evaluation in progress."""
 
-    def __init__(self, evaluator: Evaluator, pool: Pool, act: Act, seeds: Sequence[int], step: int):
-        self._tasks, self._seeds, self._step = evaluator.tasks, seeds, step
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        pool: Pool,
+        act: Act,
+        seeds: Sequence[int],
+        discounts: Sequence[float] | None,
+        step: int,
+    ):
+        self._tasks, self._seeds, self._discounts, self._step = evaluator.tasks, seeds, discounts, step
         self._pool, self._act = pool, act
         self._board: Board = pool.board
+        size = self._board.observation.shape[1]
+        self._first = np.zeros((len(self._tasks), evaluator.episodes, size), np.float32)
         self._waiting = deque((m, e) for m in range(len(self._tasks)) for e in range(evaluator.episodes))
         # Of each lane's episode; the member is _NOBODY in a lane that has nothing left to do.
         self._member = np.full(self._board.lanes, _NOBODY)
@@ -118,7 +138,8 @@ class _Run:
         self._done: list[Episode] = []
         self._count = 0
 
-    def results(self) -> list[Episode]:
+    def results(self) -> tuple[list[Episode], Float[np.ndarray, "members episodes S"]]:
+        """The records in order, and the first observations of their episodes."""
         for half in HALVES:
             for lane in self._board.half(half):
                 self._next(lane)
@@ -131,7 +152,7 @@ class _Run:
             self._choose_actions(half)
             if self._tell(half):
                 under_way.append(half)
-        return sorted(self._done, key=lambda record: (record.member, record.episode))
+        return sorted(self._done, key=lambda record: (record.member, record.episode)), self._first
 
     def _tell(self, half: int) -> bool:
         busy = self._episodes_in[half] > 0
@@ -151,6 +172,7 @@ class _Run:
         self._episodes_in[half] += 1
         task = self._tasks[member]
         board.task[lane] = task.index
+        board.discount[lane] = self._discounts[member] if self._discounts else 1.0
         board.seeds[lane] = episode_seeds(self._seeds[member], self._step, task.index, episode)
 
     def _collect(self, half: int) -> None:
@@ -158,12 +180,15 @@ class _Run:
         board, mine = self._board, slice(half, None, len(HALVES))
         changed, self._changed[half] = self._changed[half], False
         if changed:
+            new = half + len(HALVES) * np.flatnonzero(board.command[mine] == RESET)
+            self._first[self._member[new], self._episode[new]] = board.observation[new]
             board.command[mine] = np.where(self._member[mine] == _NOBODY, IDLE, STEP)
         for lane in half + len(HALVES) * np.flatnonzero(board.done[mine]):
             member, episode = int(self._member[lane]), int(self._episode[lane])
             result = (float(board.success[lane]), float(board.return_[lane]), int(board.length[lane]))
             names = (self._tasks[member].name, int(self._seeds[member]), self._step, episode)
-            self._done.append(Episode(member, *names, *result))
+            discounted = float(board.discounted[lane]) if self._discounts else None
+            self._done.append(Episode(member, *names, *result, discounted))
             board.done[lane] = 0
             self._episodes_in[half] -= 1
             self._next(int(lane))

@@ -8,7 +8,11 @@ import numpy as np
 
 
 class Episode(NamedTuple):
-    """One finished episode. `seed` is the member's, `step` the gradient step of the evaluation."""
+    """One finished episode. `seed` is the member's, `step` the gradient step of the evaluation.
+
+    `discounted` is the return as the agent discounts it, up to the episode's limit, and `value` what the agent expected
+    of it at the first observation; None where the one or the other is not known.
+    """
 
     member: int
     task: str
@@ -18,10 +22,12 @@ class Episode(NamedTuple):
     success: float
     return_: float
     length: int
+    discounted: float | None = None
+    value: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, with `return` under its proper name, which Python does not allow as a field."""
-        return {name.rstrip("_"): value for name, value in self._asdict().items()}
+        """What is known as plain data, with `return` under its proper name, which Python does not allow as a field."""
+        return {name.rstrip("_"): value for name, value in self._asdict().items() if value is not None}
 
 
 def episode_seeds(seed: int, step: int, task: int, episode: int, count: int = 3) -> Sequence[int]:
@@ -29,14 +35,26 @@ def episode_seeds(seed: int, step: int, task: int, episode: int, count: int = 3)
     return [int(word) for word in np.random.SeedSequence([seed, step, task, episode]).generate_state(count)]
 
 
+def means_by_step(records: Iterable[Episode]) -> dict[int, dict[int, dict[str, float]]]:
+    """What each member's episodes have in the mean at each evaluation, members and steps in order.
+
+    `success` always, `discounted` and `value` where all episodes of the evaluation know them.
+    """
+    found: dict[int, dict[int, list[Episode]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        found[record.member][record.step].append(record)
+    return {member: {step: _means(steps[step]) for step in sorted(steps)} for member, steps in sorted(found.items())}
+
+
+def _means(records: Sequence[Episode]) -> dict[str, float]:
+    columns = {name: [getattr(record, name) for record in records] for name in ("success", "discounted", "value")}
+    return {name: float(np.mean(values)) for name, values in columns.items() if None not in values}
+
+
 def success_by_step(records: Iterable[Episode]) -> dict[int, dict[int, float]]:
     """Mean success of each member at each evaluation, members and steps in order."""
-    found: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in records:
-        found[record.member][record.step].append(record.success)
-    return {
-        member: {step: float(np.mean(steps[step])) for step in sorted(steps)} for member, steps in sorted(found.items())
-    }
+    means = means_by_step(records)
+    return {member: {step: found["success"] for step, found in steps.items()} for member, steps in means.items()}
 
 
 def score(records: Iterable[Episode], last: int = 3) -> dict[int, float]:

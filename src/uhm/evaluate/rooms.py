@@ -12,29 +12,35 @@ from uhm.evaluate.records import Episode, episode_seeds
 from uhm.tasks import ROOMS, Task
 
 
-def run(act: Act, tasks: Sequence[Task], seeds: Sequence[int], step: int, episodes: int) -> list[Episode]:
-    """The episodes that the Gymnasium environment would give with the same seeds."""
+def run(
+    act: Act, tasks: Sequence[Task], seeds: Sequence[int], discounts: Sequence[float] | None, step: int, episodes: int
+) -> tuple[list[Episode], Float[np.ndarray, "members episodes 2"]]:
+    """The episodes that the Gymnasium environment would give with the same seeds, and their first observations."""
     pairs = list(zip(tasks, seeds, strict=True))
     xy = np.array([[start(t, *episode_seeds(s, step, t.index, e)) for e in range(episodes)] for t, s in pairs])
     goals = rooms.GOALS[[task.index - 1 for task in tasks], None]
-    shape = xy.shape[:2]
-    success, returns, lengths = np.zeros(shape), np.zeros(shape), np.zeros(shape, int)
+    first, shape = xy.astype(np.float32), xy.shape[:2]
+    success, returns, discounted, lengths = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape, int)
+    discount = np.broadcast_to(np.reshape(discounts or 1.0, (-1, 1)), shape)
     running = np.ones(shape, bool)
     for count in range(ROOMS.episode_limit):
         actions = np.nan_to_num(np.asarray(act(xy.astype(np.float32), count), np.float64))
         solved = rooms.at_goal(xy, goals)
         success[running] = solved[running]
         returns[running] += solved[running] - 1.0
+        discounted[running] += discount[running] ** count * (solved[running] - 1.0)
         lengths[running] += 1
         running &= ~solved
         if not running.any():
             break
         xy = rooms.move(xy, actions)
-    return [
-        Episode(m, task.name, int(seeds[m]), step, e, float(success[m, e]), float(returns[m, e]), int(lengths[m, e]))
-        for m, task in enumerate(tasks)
-        for e in range(episodes)
-    ]
+    records = []
+    for m, task in enumerate(tasks):
+        for e in range(episodes):
+            result = float(success[m, e]), float(returns[m, e]), int(lengths[m, e])
+            known = float(discounted[m, e]) if discounts else None
+            records.append(Episode(m, task.name, int(seeds[m]), step, e, *result, known))
+    return records, first
 
 
 def start(task: Task, in_global: int, in_env: int, in_actions: int) -> Float[np.ndarray, " 2"]:

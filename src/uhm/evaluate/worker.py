@@ -52,13 +52,14 @@ def step_lane(board: Board, lane: int, simulation: Simulation) -> None:
         observation, reward, terminated, truncated, info = simulation.env.step(board.action[lane].copy())
         board.observation[lane] = observation
         board.return_[lane] += reward
+        board.discounted[lane] += board.discount[lane] ** board.length[lane] * reward
         length = board.length[lane] = board.length[lane] + 1
         if terminated or truncated or length >= simulation.limit:
             board.success[lane] = float(info["success"])
             board.done[lane] = 1
     elif command == RESET:
         board.observation[lane] = simulation.reset(int(board.task[lane]), board.seeds[lane])
-        board.return_[lane] = board.length[lane] = board.done[lane] = 0
+        board.return_[lane] = board.discounted[lane] = board.length[lane] = board.done[lane] = 0
 
 
 def main() -> None:

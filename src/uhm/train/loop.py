@@ -23,7 +23,7 @@ from uhm.data import Dataset, batches
 from uhm.data.generate import make
 from uhm.data.source import data_directory, find, load
 from uhm.errors import UhmError
-from uhm.evaluate import Episode, Evaluator, make_act, score, success_by_step
+from uhm.evaluate import Episode, Evaluator, make_act, means_by_step, score, success_by_step
 from uhm.interrupts import interruptible
 from uhm.population import Population
 from uhm.runs import Run, params_sha256
@@ -79,7 +79,7 @@ class Training:
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds."""
         episodes = [episode_of(record) for record in self.run.episodes()]
-        scores, steps = score(episodes), success_by_step(episodes)
+        scores, means = score(episodes), means_by_step(episodes)
         alive = np.asarray(self.state.alive)
         params = getattr(self.state.state, "params", self.state.state)
         return {
@@ -95,9 +95,9 @@ class Training:
                     "agent": self.plan.agent,
                     "task": member.task,
                     "seed": member.seed,
-                    "hyper": {**self.plan.hyper, **dict(member.hyper)},
+                    "hyper": self.plan.hyper_of(member),
                     "score": scores.get(index),  # none of logs, where there is nothing to evaluate in
-                    "evaluations": [{"step": at, "success": value} for at, value in steps.get(index, {}).items()],
+                    "evaluations": [{"step": at, **found} for at, found in means.get(index, {}).items()],
                     "diverged": not bool(alive[index]),
                     "params_sha256": params_sha256(jax.tree.map(lambda x, i=index: x[i], params)),
                 }
@@ -163,9 +163,10 @@ class Training:
         """Copy the policies and let another thread evaluate them while training goes on."""
         assert self.evaluator is not None
         size = self.plan.environment.observation_size
-        policy = make_act(self.agent.act, self.state.state, jax.random.key(self.step), observation_size=size)
-        seeds = [member.seed for member in self.members]
-        self.pending = self.thread.submit(self.evaluator.run, policy, seeds=seeds, step=self.step)
+        key, value = jax.random.key(self.step), self.agent.value
+        policy = make_act(self.agent.act, self.state.state, key, observation_size=size, agent_value=value)
+        about = {"seeds": [member.seed for member in self.members], "discounts": self.plan.discounts()}
+        self.pending = self.thread.submit(self.evaluator.run, policy, step=self.step, **about)
 
     def _finish_evaluation(self) -> None:
         if self.pending is None:

@@ -48,6 +48,14 @@ class Plan:
     def members(self) -> list[Member]:
         return grid(self.tasks, self.seeds, self.axes)
 
+    def hyper_of(self, member: Member) -> dict[str, Any]:
+        """All hyperparameters of a member."""
+        return {**self.hyper, **dict(member.hyper)}
+
+    def discounts(self) -> list[float]:
+        """The members' discounts; 1 for an agent that has none."""
+        return [float(self.hyper_of(member).get("discount", 1.0)) for member in self.members()]
+
     @property
     def data_options(self) -> dict[str, Any]:
         """What `uhm.data.load` is told about where the data are and where they go."""
@@ -57,7 +65,7 @@ class Plan:
         """The longest horizon that any member reaches, which fixes the shapes of the program."""
         longest = 1
         for member in self.members():
-            hyper = {**self.hyper, **dict(member.hyper)}
+            hyper = self.hyper_of(member)
             if "lambda_f" in hyper:
                 longest = max(longest, int(horizons.k_max(hyper["lambda_f"], hyper["discount"], hyper["q"])))
         return longest
