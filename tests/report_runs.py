@@ -5,10 +5,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from uhm.population import Member
 from uhm.train import Plan, resolve
 
 # (task's index, seed, evaluation's place from 0, value of the member's axes) -> success in [0, 1]
 Success = Callable[[int, int, int, dict[str, Any]], float]
+# (task's index, seed, evaluation's place from 0) -> what was expected, and what was obtained
+Values = Callable[[int, int, int], tuple[float | None, float]]
 SESSION = {
     "started": "2026-01-02T03:04:05+00:00",
     "command": ["/somewhere/bin/uhm", "train", "--note", "<b>&"],
@@ -30,6 +33,7 @@ def fake_run(
     diverged: Sequence[int] = (),
     milliseconds: float | None = None,
     session: bool = False,
+    values: Values | None = None,
     **settings: Any,
 ) -> Path:
     """A run of `agent`; `evaluations` of the ten that the plan asks for were made."""
@@ -41,9 +45,9 @@ def fake_run(
         [success(int(m.task[-1]), m.seed, place, dict(m.hyper)) for place in range(evaluations)] for m in plan.members()
     ]
     if finished:
-        (folder / "summary.json").write_text(json.dumps(_summary(plan, curves, interval, diverged)))
+        (folder / "summary.json").write_text(json.dumps(_summary(plan, curves, interval, diverged, values)))
     else:
-        _episodes(folder, plan, curves, interval)
+        _episodes(folder, plan, curves, interval, values)
     if milliseconds is not None:
         # The first line has a minute of compiling in it.
         lines = [{"step": s, "seconds": 60 + s * milliseconds / 1000, "loss": [0.5]} for s in range(100, 1100, 100)]
@@ -53,14 +57,25 @@ def fake_run(
     return folder
 
 
-def _summary(plan: Plan, curves: list[list[float]], interval: int, diverged: Sequence[int]) -> dict[str, Any]:
+def _known(values: Values | None, member: Member, place: int) -> dict[str, float | None]:
+    if values is None:
+        return {}
+    return dict(zip(("value", "discounted"), values(int(member.task[-1]), member.seed, place), strict=True))
+
+
+def _summary(
+    plan: Plan, curves: list[list[float]], interval: int, diverged: Sequence[int], values: Values | None
+) -> dict[str, Any]:
     members = [
         {
             "agent": plan.agent,
             "task": member.task,
             "seed": member.seed,
             "hyper": {**plan.hyper, **dict(member.hyper)},
-            "evaluations": [{"step": (i + 1) * interval, "success": value} for i, value in enumerate(curve)],
+            "evaluations": [
+                {"step": (i + 1) * interval, "success": value, **_known(values, member, i)}
+                for i, value in enumerate(curve)
+            ],
             "diverged": index in diverged,
         }
         for index, (member, curve) in enumerate(zip(plan.members(), curves, strict=True))
@@ -68,7 +83,7 @@ def _summary(plan: Plan, curves: list[list[float]], interval: int, diverged: Seq
     return {"steps": plan.steps, "wall_time": 120.0, "device": "cpu", "versions": {}, "members": members}
 
 
-def _episodes(folder: Path, plan: Plan, curves: list[list[float]], interval: int) -> None:
+def _episodes(folder: Path, plan: Plan, curves: list[list[float]], interval: int, values: Values | None) -> None:
     """Successes first, then failures, in the planned number of episodes."""
     with (folder / "episodes.jsonl").open("w") as file:
         for index, (member, curve) in enumerate(zip(plan.members(), curves, strict=True)):
@@ -76,4 +91,5 @@ def _episodes(folder: Path, plan: Plan, curves: list[list[float]], interval: int
                 for episode in range(plan.eval_episodes):
                     line = {"member": index, "task": member.task, "seed": member.seed, "step": (place + 1) * interval}
                     done = float(episode < round(value * plan.eval_episodes))
-                    file.write(json.dumps({**line, "episode": episode, "success": done}) + "\n")
+                    result = {"episode": episode, "success": done, "return": -1.0, "length": 1}
+                    file.write(json.dumps({**line, **result, **_known(values, member, place)}) + "\n")

@@ -18,6 +18,7 @@ from report_runs import fake_run
 from uhm import presets
 from uhm.cli import run as cli
 from uhm.errors import UhmError
+from uhm.evaluate import Episode
 from uhm.presets import Result
 from uhm.report import charts, statistics, tables, writers
 from uhm.report.calibration import calibration
@@ -300,12 +301,43 @@ def test_an_axis_of_an_agent_that_is_not_at_hand_is_kept(tmp_path: Path) -> None
 def test_an_unfinished_run_counts_its_complete_evaluations(tmp_path: Path) -> None:
     folder = fake_run(tmp_path / "a", "uhm", "rooms", lambda i, s, p, _: (5 + p) / 50, finished=False, evaluations=4)
     with (folder / "episodes.jsonl").open("a") as file:  # an evaluation that is being written, and a torn line
-        file.write(json.dumps({"member": 0, "task": "rooms-task1", "seed": 0, "step": 9000, "success": 1.0}) + "\n")
+        one = Episode(0, "rooms-task1", 0, 9000, 0, 1.0, -1.0, 1)
+        file.write(json.dumps(one.to_json()) + "\n")
         file.write('{"member": 0, "ta')
     found = collect([tmp_path]).members[0]
     assert list(found.evaluations) == [800, 1600, 2400, 3200]
     assert found.score == pytest.approx(14)  # 6, 7 and 8 of 50 episodes
     assert not found.finished
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_what_was_expected_and_obtained(tmp_path: Path, finished: bool) -> None:
+    """Two tasks and seeds; task t, seed s obtains -10 t - s and expects 3 more. Another method does not say."""
+    fake_run(
+        *(tmp_path / "a", "uhm", ["rooms-task1", "rooms-task2"], constant(0.5)),
+        finished=finished,
+        seeds=2,
+        values=lambda task, seed, place: (3.0 - 10 * task - seed, -10.0 * task - seed),
+    )
+    fake_run(tmp_path / "b", "dtd", ["rooms-task1", "rooms-task2"], constant(0.5))
+    (chart,) = charts.value_curves(collect([tmp_path]).members)
+    assert (chart.name, chart.group, chart.percent) == ("values-rooms", "values", False)
+    assert [panel.title for panel in chart.panels] == ["mean of 2 tasks", "rooms-task1", "rooms-task2"]
+    for panel, obtained in zip(chart.panels, (-15.5, -10.5, -20.5), strict=True):
+        dashed, solid = panel.curves
+        assert (dashed.label, dashed.dashed) == ("UHM, expected", True)
+        assert (solid.label, solid.dashed) == ("UHM, obtained", False)
+        assert dashed.colour == solid.colour == charts.COLOURS["uhm"]
+        assert solid.x == [800.0 * i for i in range(1, 11)]
+        assert dashed.y == [obtained + 3] * 10 and solid.y == [obtained] * 10
+
+
+def test_a_value_that_was_no_number_is_left_out(tmp_path: Path) -> None:
+    fake_run(
+        tmp_path / "a", "uhm", ["rooms-task1"], constant(0.5), values=lambda t, s, p: (None if p < 4 else -1.0, -2.0)
+    )
+    (chart,) = charts.value_curves(collect([tmp_path]).members)
+    assert chart.panels[0].curves[0].x == [800.0 * i for i in range(5, 11)]
 
 
 def test_the_committed_runs_can_be_reported() -> None:

@@ -46,6 +46,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             seeds=2,
             session=True,
             milliseconds=10.0 * level,
+            values=lambda task, seed, place: (-200.0 - place, -100.0 - task),
         )
     fake_run(runs / "noisy", "uhm", ["scene-noisy-task1"], lambda *_: 0.5, beta=[0.0, 1.0], finished=False)
     imagined = runs / "uhm" / "imagine"
@@ -147,6 +148,22 @@ def test_curves_show_values_on_hover(visit: Visit) -> None:
     visit.tab.locator("#curves-cube-double-play .legend button", has_text="DTD").click()
     visit.tab.mouse.move(box["x"] + box["width"] - 16, box["y"] + 62)
     assert "DTD" not in plot.locator(".tip").inner_text()
+
+
+@needs_browser
+def test_what_was_expected_is_dashed_and_below_what_was_obtained(visit: Visit) -> None:
+    """-200 and -100: both inside the plot, whose top is 0, the first further down."""
+    plot = visit.tab.locator("#values-cube-double-play .plot").nth(1)
+    places = plot.evaluate(
+        """(plot) => [...plot.querySelectorAll("path")].map((path) => [
+            path.hasAttribute("stroke-dasharray"),
+            path.getBoundingClientRect().top - plot.getBoundingClientRect().top,
+            plot.getBoundingClientRect().bottom - path.getBoundingClientRect().bottom])"""
+    )
+    dashed, solid = ([place for place in places if place[0] is kind] for kind in (True, False))
+    assert len(dashed) == len(solid) == len(AGENTS)
+    assert all(top > 0 and below > 0 for _, top, below in places)
+    assert min(top for _, top, _ in dashed) > max(top for _, top, _ in solid)
 
 
 @needs_browser

@@ -113,10 +113,17 @@ class Eval:
     def _show(self, restored: "Restored", report: dict[str, Any]) -> None:
         from uhm.train import progress
 
-        success = {index: member["success"] for index, member in enumerate(report["members"])}
+        def column(name: str) -> dict[int, float]:
+            return {index: member[name] for index, member in enumerate(report["members"])}
+
+        known = all("value" in member for member in report["members"])
+        more = {"expected": column("value"), "obtained": column("discounted")} if known else {}
         alive = [not member["diverged"] for member in report["members"]]
         what = f"{self.episodes} episodes at step {report['step']:,}"
-        progress.show(progress.table(restored.plan.agent, restored.plan.members(), success, alive, what))
+        if known:
+            what += "; discounted return expected at their start, and obtained"
+        about = restored.plan.agent, restored.plan.members(), column("success"), alive, what
+        progress.show(progress.table(*about, more=more))
 
     def _film(self, restored: "Restored", policy: "Policy") -> list[str]:
         """One film per task, of its first member; where nothing can be drawn, one line says so."""

@@ -29,6 +29,11 @@ class Episode(NamedTuple):
         """What is known as plain data, with `return` under its proper name, which Python does not allow as a field."""
         return {name.rstrip("_"): value for name, value in self._asdict().items() if value is not None}
 
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Episode":
+        """What `to_json` gave. An expectation that was not a number was stored as null."""
+        return cls(**{("return_" if name == "return" else name): value for name, value in data.items()})
+
 
 def episode_seeds(seed: int, step: int, task: int, episode: int, count: int = 3) -> Sequence[int]:
     """The seeds of one episode's environment: they depend on nothing else, so neither does the episode."""

@@ -7,7 +7,7 @@ page = write(["runs"], "report")
 ```
 
     OUT/report.html              everything, in one file
-    OUT/figures/NAME.png, .pdf   learning curves, the paper's ablations, update time, calibration
+    OUT/figures/NAME.png, .pdf   learning curves, values, the paper's ablations, update time, calibration
     OUT/tables/results.csv       every cell with its intervals
     OUT/tables/SUITE-LEVEL.md, .tex
 """
@@ -26,7 +26,7 @@ __all__ = ["Report", "make", "write"]
 _OWN = {
     "tables": re.compile(rf"results\.csv|({'|'.join(tasks.SUITES)})-(settings-)?(environment|task)\.(md|tex)"),
     "figures": re.compile(
-        rf"(curves-({'|'.join(tasks.ENVIRONMENTS)})|ablation-\w+|update-time|calibration)\.(png|pdf)"
+        rf"((curves|values)-({'|'.join(tasks.ENVIRONMENTS)})|ablation-\w+|update-time|calibration)\.(png|pdf)"
     ),
 }
 

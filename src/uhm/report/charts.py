@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from uhm.report import statistics
-from uhm.report.collect import Member, Method, Run, shown
+from uhm.report.collect import Member, Method, Run, Value, shown
 from uhm.report.tables import ordered
 from uhm.report.writers import name
 from uhm.tasks import Environment
@@ -42,6 +42,7 @@ class Curve(NamedTuple):
     y: list[float]
     low: list[float] | None = None
     high: list[float] | None = None
+    dashed: bool = False
 
 
 class Bar(NamedTuple):
@@ -67,7 +68,7 @@ class Chart:
     y: str
     panels: list[Panel]
     percent: bool = True
-    group: Literal["curves", "ablation", "model"] = "curves"
+    group: Literal["curves", "values", "ablation", "model"] = "curves"
 
 
 class Hint(NamedTuple):
@@ -80,11 +81,58 @@ class Hint(NamedTuple):
 
 def learning_curves(members: Sequence[Member]) -> list[Chart]:
     """Per environment: the mean over its tasks, then every task; a line per method."""
+    return [_success(environment, own) for environment, own in _by_environment(members)]
+
+
+def _success(environment: Environment, members: list[Member]) -> Chart:
+    def curves(method: Method, colour: str, own: list[list[Member]]) -> list[Curve]:
+        return _curve(name(method), colour, [[m.evaluations for m in task] for task in own], _bootstrap)
+
+    alone = all(len({m.seed for m in members if m.method == method}) == 1 for method in {m.method for m in members})
+    caption = "One seed, so there are no intervals." if alone else "Shaded: 95 % stratified bootstrap over seeds."
+    panels = _by_task(environment, members, curves)
+    return Chart(f"curves-{environment.name}", environment.name, caption, "gradient steps", "success, %", panels)
+
+
+def value_curves(members: Sequence[Member]) -> list[Chart]:
+    """Per environment, where agents say what they expect: that, and what they get."""
+    return [_values(environment, own) for environment, own in _by_environment([m for m in members if m.values])]
+
+
+def _values(environment: Environment, members: list[Member]) -> Chart:
+    def curves(method: Method, colour: str, own: list[list[Member]]) -> list[Curve]:
+        lines = []
+        for what in Value._fields:
+            found = [[{step: getattr(value, what) for step, value in m.values.items()} for m in task] for task in own]
+            label = f"{name(method)}, {what}"
+            lines += [c._replace(dashed=what == "expected") for c in _curve(label, colour, found, lambda _: None)]
+        return lines
+
+    caption = (
+        "Discounted return of the evaluation episodes: what the agent expected at their first state, and what it "
+        "obtained. A dashed line above the solid one is optimism, below it pessimism. What an unsolved episode would "
+        "have cost beyond its time limit is not counted."
+    )
+    panels = _by_task(environment, members, curves)
+    return Chart(
+        *(f"values-{environment.name}", f"{environment.name}, values", caption),
+        *("gradient steps", "discounted return", panels),
+        percent=False,
+        group="values",
+    )
+
+
+def _by_environment(members: Sequence[Member]) -> list[tuple[Environment, list[Member]]]:
     environments = list(dict.fromkeys(member.task.environment for member in members))
-    return [_environment(e, [m for m in members if m.task.environment == e]) for e in environments]
+    return [(e, [m for m in members if m.task.environment == e]) for e in environments]
 
 
-def _environment(environment: Environment, members: list[Member]) -> Chart:
+def _by_task(
+    environment: Environment,
+    members: list[Member],
+    curves: Callable[[Method, str, list[list[Member]]], list[Curve]],
+) -> list[Panel]:
+    """A panel for the mean over the tasks and one for each, with the curves of every method that has all of them."""
     order = ordered({member.method for member in members})
     colours = dict(zip(order, palette(order), strict=True))
     wanted = [task for task in environment.tasks if any(member.task == task for member in members)]
@@ -94,17 +142,13 @@ def _environment(environment: Environment, members: list[Member]) -> Chart:
         for method in order:
             own = [[m for m in members if m.method == method and m.task == task] for task in tasks]
             if all(own):
-                found += _curve(name(method), colours[method], own, _bootstrap)
+                found += curves(method, colours[method], own)
         return found
 
     panels = [Panel(task.name, lines([task])) for task in wanted]
-    if len(wanted) > 1 and (whole := lines(wanted)):
-        panels.insert(0, Panel(f"mean of {len(wanted)} tasks", whole))
-    alone = all(len({m.seed for m in members if m.method == method}) == 1 for method in order)
-    caption = "One seed, so there are no intervals." if alone else "Shaded: 95 % stratified bootstrap over seeds."
-    return Chart(
-        f"curves-{environment.name}", environment.name, caption, "gradient steps", "success, %", nonempty(panels)
-    )
+    if len(wanted) > 1:
+        panels.insert(0, Panel(f"mean of {len(wanted)} tasks", lines(wanted)))
+    return nonempty(panels)
 
 
 def palette(order: Sequence[Method]) -> list[str]:
@@ -129,12 +173,12 @@ def _deviation(strata: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None
     return np.maximum(middle - spread, 0.0), np.minimum(middle + spread, 100.0)
 
 
-def _curve(label: str, colour: str, strata: Sequence[Sequence[Member]], band: Band) -> list[Curve]:
-    """The mean over tasks and seeds; no curve where the members share no part of the steps."""
-    steps = _steps([member.evaluations for members in strata for member in members])
+def _curve(label: str, colour: str, strata: Sequence[Sequence[dict[int, float]]], band: Band) -> list[Curve]:
+    """The mean over tasks and seeds of numbers by step; no curve where the members share no part of the steps."""
+    steps = _steps([own for members in strata for own in members])
     if not steps:
         return []
-    values = [np.stack([_at(member.evaluations, steps) for member in members]) for members in strata]
+    values = [np.stack([_at(own, steps) for own in members]) for members in strata]
     middle = np.mean([curves.mean(0) for curves in values], axis=0)
     shade = band(values)
     low, high = ([_rounded(x) for x in shade]) if shade else (None, None)
@@ -202,7 +246,10 @@ def ablation(which: Ablation, members: Sequence[Member]) -> Chart | Hint:
             curve
             for colour, value in zip(itertools.cycle(COLOURS.values()), _sorted(values), strict=False)
             for curve in _curve(
-                which.names.get(value, f"{which.hyper} = {shown(value)}"), colour, [values[value]], _deviation
+                which.names.get(value, f"{which.hyper} = {shown(value)}"),
+                colour,
+                [[member.evaluations for member in values[value]]],
+                _deviation,
             )
         ]
         panels.append(Panel(label if len({key[0] for key in groups}) > 1 or rest else task.name, curves))
@@ -259,6 +306,6 @@ def charts(runs: Sequence[Run], members: Sequence[Member]) -> tuple[list[Chart],
     """Every figure that these runs can make, and what is missing for the others."""
     from uhm.report.calibration import calibration  # which is made of the types above
 
-    made = [*learning_curves(members), *(ablation(which, members) for which in ABLATIONS)]
+    made = [*learning_curves(members), *value_curves(members), *(ablation(which, members) for which in ABLATIONS)]
     made += [update_time(runs), calibration(runs)]
     return [c for c in made if isinstance(c, Chart)], [hint for hint in made if isinstance(hint, Hint)]

@@ -4,6 +4,7 @@ Only the files of a run directory are read, so a run may be finished, still trai
 summary.json. A member that two runs hold is taken from the run that got further, with a warning.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 from uhm import presets, tasks
 from uhm.errors import UhmError
+from uhm.evaluate import Episode, means_by_step
 from uhm.runs.files import JsonLines, read_json
 from uhm.tasks import Environment, Task
 
@@ -44,9 +46,20 @@ class Method(NamedTuple):
         return ", ".join(f"{name}={shown(value)}" for name, value in self.setting)
 
 
+class Value(NamedTuple):
+    """Discounted returns, the mean over the episodes of one evaluation."""
+
+    expected: float
+    obtained: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One trained agent. Evaluations are success in percent by gradient step, in order."""
+    """One trained agent. Evaluations are success in percent by gradient step, in order.
+
+    `values` are the discounted returns that it expected and obtained, by gradient step; empty where a run is older
+    than these, or its agent expects nothing.
+    """
 
     agent: str
     task: Task
@@ -54,6 +67,7 @@ class Member:
     hyper: dict[str, Any]
     setting: Setting
     evaluations: dict[int, float]
+    values: dict[int, Value]
     steps: int  # that were planned
     finished: bool
     diverged: bool
@@ -202,6 +216,9 @@ def _member(directory: Path, config: dict[str, Any], row: dict[str, Any], finish
         setting=_setting(config, row["hyper"], task.environment),
         # A score that was not a number was stored as null: that agent did not succeed.
         evaluations={e["step"]: 100.0 * (e["success"] or 0.0) for e in row["evaluations"]},
+        values={
+            e["step"]: Value(e["value"], e["discounted"]) for e in row["evaluations"] if e.get("value") is not None
+        },
         steps=config["steps"],
         finished=finished,
         diverged=row.get("diverged", False),
@@ -214,26 +231,20 @@ def _unfinished(directory: Path, config: dict[str, Any]) -> list[dict[str, Any]]
     """The members of a run without a summary, as the summary would list them."""
     from uhm.population import grid
 
-    found: dict[tuple[int, int], list[float]] = {}
-    for episode in JsonLines(directory / "episodes.jsonl").read():
-        found.setdefault((episode["member"], episode["step"]), []).append(episode["success"])
-    rows = []
-    for index, member in enumerate(grid(config["tasks"], config["seeds"], config.get("axes", {}))):
-        # An evaluation with fewer episodes than planned is being written at this moment.
-        whole = {
-            step: values
-            for (i, step), values in sorted(found.items())
-            if i == index and len(values) >= config.get("eval_episodes", 1)
+    records = [Episode.from_json(line) for line in JsonLines(directory / "episodes.jsonl").read()]
+    # An evaluation with fewer episodes than planned is being written at this moment.
+    counts = collections.Counter((record.member, record.step) for record in records)
+    whole = [r for r in records if counts[r.member, r.step] >= config.get("eval_episodes", 1)]
+    means = means_by_step(whole)
+    return [
+        {
+            "task": member.task,
+            "seed": member.seed,
+            "hyper": {**config["hyper"], **dict(member.hyper)},
+            "evaluations": [{"step": step, **found} for step, found in means.get(index, {}).items()],
         }
-        rows.append(
-            {
-                "task": member.task,
-                "seed": member.seed,
-                "hyper": {**config["hyper"], **dict(member.hyper)},
-                "evaluations": [{"step": step, "success": sum(v) / len(v)} for step, v in whole.items()],
-            }
-        )
-    return rows
+        for index, member in enumerate(grid(config["tasks"], config["seeds"], config.get("axes", {})))
+    ]
 
 
 def _setting(config: dict[str, Any], hyper: dict[str, Any], environment: Environment) -> Setting:

@@ -50,7 +50,8 @@ def _curves(axes: Any, chart: Chart, panel: Panel) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     for curve in panel.curves:
-        axes.plot(curve.x, curve.y, "o-", ms=2.5, lw=1.5, color=curve.colour, label=curve.label)
+        style = "o--" if curve.dashed else "o-"
+        axes.plot(curve.x, curve.y, style, ms=2.5, lw=1.5, color=curve.colour, label=curve.label)
         if curve.low is not None and curve.high is not None:
             axes.fill_between(curve.x, curve.low, curve.high, color=curve.colour, alpha=0.18, lw=0)
     axes.set(xlabel=chart.x, ylabel=chart.y)

@@ -30,7 +30,7 @@ from uhm.runs import Run, params_sha256
 from uhm.runs.environment import versions
 from uhm.train import progress
 from uhm.train.plan import Plan
-from uhm.train.restore import build, episode_of, keep_spec
+from uhm.train.restore import build, keep_spec
 
 _HOST_STEPS = 50  # steps of batches that are on their way to the device at once, where the data stay on the host
 
@@ -58,7 +58,7 @@ class Training:
             self.step, self.state = found
         self.run.rewind(self.step)
         self.seconds = max((line["seconds"] for line in self.run.metrics()), default=0.0)
-        episodes = [episode_of(record) for record in self.run.episodes()]
+        episodes = [Episode.from_json(record) for record in self.run.episodes()]
         latest = max((episode.step for episode in episodes), default=0)
         self._note_success([episode for episode in episodes if episode.step == latest])
         if self._evaluates_at(self.step) and latest != self.step:
@@ -78,7 +78,7 @@ class Training:
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds."""
-        episodes = [episode_of(record) for record in self.run.episodes()]
+        episodes = [Episode.from_json(record) for record in self.run.episodes()]
         scores, means = score(episodes), means_by_step(episodes)
         alive = np.asarray(self.state.alive)
         params = getattr(self.state.state, "params", self.state.state)
@@ -115,7 +115,7 @@ class Training:
             return
         rooms = self.plan.environment is tasks.ROOMS
         walks = picture.walk_rooms(self.agent, self.state.state, self.members) if rooms else None
-        episodes = [episode_of(record) for record in self.run.episodes()]
+        episodes = [Episode.from_json(record) for record in self.run.episodes()]
         picture.draw(path, title, self.members, episodes, walks)
 
     def _chunk(self) -> None:

@@ -1,8 +1,9 @@
 """What is shown while a run goes on, and the table at its end."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console, Group
@@ -45,23 +46,29 @@ def table(
     scores: dict[int, float],
     alive: list[bool],
     what: str = "mean of the last three evaluations",
+    more: Mapping[str, dict[int, float]] = MappingProxyType({}),
 ) -> Group:
-    """Success per task in percent, mean and standard deviation over members, beside the paper's."""
-    rows: dict[str, list[float]] = {}
+    """Success per task in percent, mean and standard deviation over members, beside the paper's.
+
+    `more` are further columns of numbers by member.
+    """
+    rows: dict[str, list[int]] = {}
     for index, member in enumerate(members):
-        rows.setdefault(member.task, []).append(100 * scores[index])
+        rows.setdefault(member.task, []).append(index)
     out = Table(box=None)
     out.add_column("task")
-    for column in ("mean", "std", "members", "paper"):
+    for column in ("mean", "std", "members", "paper", *more):
         out.add_column(column, justify="right")
-    for name, values in rows.items():
+    for name, own in rows.items():
         paper = presets.paper_result(agent, tasks.task(name))
+        values = [100 * scores[index] for index in own]
         std = f"{statistics.stdev(values):.1f}" if len(values) > 1 else "-"
         out.add_row(
-            name, f"{statistics.mean(values):.1f}", std, str(len(values)), f"{paper.mean:.0f}" if paper else "-"
+            *(name, f"{statistics.mean(values):.1f}", std, str(len(own)), f"{paper.mean:.0f}" if paper else "-"),
+            *(f"{statistics.mean(column[index] for index in own):.1f}" for column in more.values()),
         )
     if len(rows) > 1:
-        everything = [value for values in rows.values() for value in values]
+        everything = [100 * scores[index] for own in rows.values() for index in own]
         out.add_section()
         out.add_row("mean", f"{statistics.mean(everything):.1f}", "", str(len(everything)), "")
     if not all(alive):

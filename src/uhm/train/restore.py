@@ -110,7 +110,7 @@ def _read_spec(run: Run) -> Spec:
 
 def _best(run: Run) -> int:
     """The stored checkpoint whose own parameters had the highest mean success, the later of two equal ones."""
-    episodes = [episode_of(record) for record in run.episodes()]
+    episodes = [Episode.from_json(record) for record in run.episodes()]
     found: dict[int, list[float]] = {}
     for steps in success_by_step(episodes).values():
         for at, value in steps.items():
@@ -119,8 +119,3 @@ def _best(run: Run) -> int:
     if not rated:
         raise UhmError(f"no checkpoint in {run.directory} was evaluated yet: take the last one.")
     return max(rated, key=lambda at: (rated[at], at))
-
-
-def episode_of(record: dict[str, Any]) -> Episode:
-    """A line of episodes.jsonl as the record it was."""
-    return Episode(**{("return_" if name == "return" else name): value for name, value in record.items()})

@@ -67,7 +67,8 @@ function ticks(low, high, count) {
 function scales(chart, curves, width, height) {
   const xs = curves.flatMap((c) => c.x), ys = curves.flatMap((c) => [...c.y, ...(c.high || []), ...(c.low || [])]);
   const x0 = 0, x1 = Math.max(...xs, 1e-9) * (chart.percent ? 1 : 1.04);
-  const y0 = Math.min(0, ...ys), y1 = chart.percent ? 100 : Math.max(...ys) * 1.08 || 1;
+  const y0 = Math.min(0, ...ys) * (chart.percent ? 1 : 1.08), top = Math.max(0, ...ys) * 1.08;
+  const y1 = chart.percent ? 100 : top || (y0 < 0 ? 0 : 1);
   const inner = [margin.left, width - margin.right, height - margin.bottom, margin.top];
   return {
     x: (v) => inner[0] + ((v - x0) / (x1 - x0)) * (inner[1] - inner[0]),
@@ -100,7 +101,8 @@ function draw(plot, chart, panel, hidden) {
     element("path", { d: area, fill: c.colour, "fill-opacity": 0.17 }, svg);
   }
   for (const c of curves) {
-    element("path", { d: path(c.x, c.y), fill: "none", stroke: c.colour, "stroke-width": 2, "stroke-linejoin": "round" }, svg);
+    const dash = c.dashed ? { "stroke-dasharray": "5 4" } : {};
+    element("path", { d: path(c.x, c.y), fill: "none", stroke: c.colour, "stroke-width": 2, "stroke-linejoin": "round", ...dash }, svg);
     if (c.x.length === 1) element("circle", { cx: s.x(c.x[0]), cy: s.y(c.y[0]), r: 3, fill: c.colour }, svg);
   }
   hover(plot, svg, chart, curves, s);
