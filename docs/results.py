@@ -5,19 +5,11 @@ python docs/results.py
 
 from pathlib import Path
 
-from uhm.evaluate import Episode
 from uhm.report import charts, figures, tables, writers
-from uhm.report.collect import LAST, Collected, Method, Run, collect
+from uhm.report.collect import Collected, Run, collect
 from uhm.report.tables import Cell, Table, number
 from uhm.report.writers import MARKS, spread
-from uhm.runs.files import JsonLines
 
-VALUES = (
-    "Q in the mean over stored states and actions at the end, and the return of the episodes of the last three",
-    "evaluations, not discounted: with the discount of 0.999 a cost that is the same at every step comes to 0.89 of its",
-    "sum over 250 steps and to 0.79 over 500. An unsolved episode stops at its limit, where its costs do not. Stored",
-    "states and first states are not the same, so only large differences say something.",
-)
 HERE = Path(__file__).parent
 RUNS = HERE.parent / "results" / "ogbench"
 
@@ -40,7 +32,6 @@ def page(collected: Collected) -> str:
         lines += [f"## Per {level}", "", *_table(level, [table for table in made if table.level == level]), ""]
     environments = dict.fromkeys(run.environment.name for run in collected.runs)
     lines += [f"![Learning curves on {name}](images/curves-{name}.png)\n" for name in environments]
-    lines += ["## Values", "", *VALUES, "", *_values(collected.runs), ""]
     lines += ["## How they were run", "", *(_about(run) for run in collected.runs), ""]
     _, _, notes = (RUNS / "README.md").read_text().partition("\n")
     return "\n".join(lines) + notes
@@ -63,26 +54,6 @@ def _table(level: str, made: list[Table]) -> list[str]:
         *(f"All: {MARKS[mark]}.  " for mark in sorted(common)),
         *(f"{mark}: {MARKS[mark]}.  " for mark in some),
     ]
-    return lines
-
-
-def _values(runs: list[Run]) -> list[str]:
-    """A row per task, and for each method its mean Q and the mean return of its last episodes."""
-    order = tables.ordered({method for run in runs for method in run.methods})
-    found: dict[str, dict[Method, tuple[float, float]]] = {}
-    for run in runs:
-        (method,) = run.methods  # one seed of one setting: members are tasks
-        believed = JsonLines(run.directory / "metrics.jsonl").read()[-1]["q_mean"]
-        episodes = [Episode.from_json(line) for line in JsonLines(run.directory / "episodes.jsonl").read()]
-        last = sorted({episode.step for episode in episodes})[-LAST:]
-        for member, task in enumerate(run.tasks):
-            returns = [e.return_ for e in episodes if e.member == member and e.step in last]
-            found.setdefault(task, {})[method] = believed[member], sum(returns) / len(returns)
-    heads = [f"{writers.name(method)}: {what}" for method in order for what in ("Q", "return")]
-    lines = [_bar(["task", *heads]), _bar(["---", *["---:"] * len(heads)])]
-    for task, methods in sorted(found.items()):
-        pairs = [methods.get(method) for method in order]
-        lines.append(_bar([task, *(f"{x:,.0f}" if pair else "" for pair in pairs for x in pair or ("", ""))]))
     return lines
 
 

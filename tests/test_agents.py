@@ -538,6 +538,21 @@ def test_an_unknown_agent_is_refused_by_name():
     assert [family(name).name for name in METHODS] == list(METHODS)
 
 
+def test_the_unit_of_ghm_is_its_own():
+    """Root mean square over the horizons up to UHM's cap at the member's lambda, ceil(ln 0.2 / ln(0.9 lambda)).
+
+    Neither a q that GHM does not use nor members who look further, for whom there are more rows, change it.
+    """
+    data = random_data()
+    for lam, cap in ((0.5, 3), (0.8, 5)):
+        for rows, q in ((cap, 0.2), (cap + 3, 0.2), (cap + 3, 0.01)):
+            spec = spec_of(data, rows)
+            made = family("ghm").make(Config(hidden=(8,), batch_size=4), spec)
+            model = made.init(KEY, replace(lambda_f=lam, discount=0.9, q=q)).params.model
+            expected = np.sqrt(np.mean(np.square(spec.change_std[:cap]), 0))
+            np.testing.assert_allclose(model.scale[0], expected, rtol=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------------- known values
 
 

@@ -43,6 +43,26 @@ def test_heldout_scores_prefer_the_truth():
     assert unsure > 1.5
 
 
+def test_presses_by_hand():
+    """The middle turns five lights and a corner three, of which they share two: both together turn 5 + 3 - 2 * 2."""
+    presses = program("benchmarks/presses.py")
+    middle, corner = 1 << 4, 1 << 0
+    lights = [int(x).bit_count() for x in presses.lights_of()[[0, middle, corner, middle | corner]]]
+    assert lights == [0, 5, 3, 4]
+    assert sorted(presses.lights_of()) == list(range(512))  # every change of lights is made by one set
+    best = presses.values(2, 0.5)  # two steps a press: 1 + 1/2, and a quarter of what comes after
+    assert best[[0, middle, corner]].tolist() == [0, -7.5, -4.5]
+    assert best[middle | corner] == -4 * 1.5 - 4.5 / 4  # the middle first, so that three are left and not five
+
+
+def test_presses_that_are_needed():
+    presses = program("benchmarks/presses.py")
+    goal = np.zeros(9, bool)
+    plus = np.array([0, 1, 0, 1, 1, 1, 0, 1, 0], bool)  # what the middle turns
+    assert presses.needed(np.stack([goal, plus]), goal).tolist() == [0, 1 << 4]
+    assert presses.needed(goal, plus) == 1 << 4
+
+
 def test_heldout_variants_are_settings():
     heldout = program("benchmarks/heldout.py")
     assert heldout.settings("default") == {}

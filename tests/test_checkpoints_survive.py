@@ -55,7 +55,7 @@ def test_a_damaged_checkpoint_is_passed_over(damage: Callable[[Path], object], t
             shutil.copytree(tmp_path / "copy", newest)
         assert (run.restore(fill(0)) or [None])[0] == 2
         damage(newest / "manifest.json")
-        with pytest.raises(UhmError, match=r"no checkpoint in .* can be read"):
+        with pytest.raises(UhmError, match=r"checkpoint 2 in .* cannot be read \(.*\); others are \[1\]"):
             run.restore(fill(0), step=2)
         damage(tmp_path / "checkpoints" / "1" / "manifest.json")
         with pytest.raises(UhmError, match=r"no checkpoint in .* can be read"):

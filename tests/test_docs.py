@@ -39,8 +39,18 @@ def test_the_example_agent_learns_and_is_resumed(tmp_path):
 def test_a_module_that_is_no_agent_is_refused(tmp_path):
     with pytest.raises(UhmError, match=r"no Python module 'nowhere' here or on the path"):
         family("module:nowhere")
-    with pytest.raises(UhmError, match=r"'json' is no agent: it has no make and no Config and no Hyper"):
+    with pytest.raises(UhmError, match=r"'json' \(.*json.*\) is no agent: it has no make and no Config and no Hyper"):
         family("module:json")
+
+
+def test_a_file_here_is_meant_whatever_else_has_its_name(tmp_path, monkeypatch):
+    """`this` is a module of Python's own that nothing imports."""
+    (tmp_path / "this.py").write_text((DOCS / "examples" / "bc.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    assert family("module:this").Config().hidden == (64, 64)
+    assert sys.path[-1] == "" and str(tmp_path) not in sys.path
+    del sys.modules["this"]
 
 
 @pytest.mark.parametrize("page", ["concepts.md"])

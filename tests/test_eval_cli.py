@@ -125,10 +125,10 @@ def test_the_table(run, capsys):
     assert "2 episodes at step 30" in said.out
     assert said.err == ""
     report = evaluated(capsys, run, "--episodes", 2)
-    rows = {line.split()[0]: line.split() for line in said.out.splitlines() if line.startswith(" rooms")}
-    assert set(rows) == set(TASKS)
-    for task, row in rows.items():
-        own = [member for member in report["members"] if member["task"] == task]
+    rows = {tuple(line.split()[:2]): line.split() for line in said.out.splitlines() if line.startswith(" rooms")}
+    assert set(rows) == {(task, f"alpha={alpha:g}") for task in TASKS for alpha in (0.03, 3)}
+    for (task, setting), row in rows.items():
+        own = [m for m in report["members"] if m["task"] == task and f"alpha={m['hyper']['alpha']:g}" == setting]
         expected, obtained = (np.mean([member[name] for member in own]) for name in ("value", "discounted"))
         assert row[-2:] == [f"{expected:.1f}", f"{obtained:.1f}"]
 
@@ -138,7 +138,8 @@ def test_films(run, capsys):
     report = evaluated(capsys, run, "--episodes", 1, "--video")
     new = sorted(name for name in set(files(run)) - before if name != "videos")
     assert [f"{run}/{name}" for name in new] == report["videos"]
-    assert [name.rsplit(".")[0] for name in new] == [f"videos/{task}-30" for task in TASKS]
+    named = [f"videos/{task}-alpha={alpha}-30" for task in TASKS for alpha in (0.03, 3.0)]
+    assert [name.removesuffix(".mp4").removesuffix(".gif") for name in new] == named
     assert all((run / name).stat().st_size > 1000 for name in new)
     shutil.rmtree(run / "videos")
 
@@ -150,7 +151,7 @@ def test_where_nothing_can_be_drawn_the_numbers_remain(run, capsys, monkeypatch)
     monkeypatch.setattr(video, "record_video", blind)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        assert cli.run(["eval", str(run), "--episodes", "1", "--video", "--json"]) == 0
+        assert cli.run(["eval", str(run), "--episodes", "1", "--video", "--json"]) == 1
     said = capsys.readouterr()
     assert said.err == "uhm: warning: MuJoCo cannot draw here, so there is no video.\n"  # once, not per task
     report = json.loads(said.out)

@@ -66,6 +66,7 @@ def runs(tmp_path_factory):
     for agent in ("uhm", "ghm", "mbtd"):
         what = ["rooms-task1", "rooms-task3"]
         untrained(folder / agent, agent, what, data, seeds=[2, 5] if agent == "uhm" else [0])
+    untrained(folder / "axes", "uhm", what, data, seeds=[2], alpha=[0.1, 0.3])
     untrained(folder / "scene", "uhm", "scene-play-task2", data, made_up(), seeds=1)
     config = json.loads((folder / "ghm" / "config.json").read_text())
     shutil.copytree(folder / "ghm", folder / "dtd")
@@ -214,6 +215,19 @@ def test_extrapolation_is_said(runs, capsys, monkeypatch):
     assert out.err == "uhm: warning: the model learned n up to 7: beyond that it extrapolates.\n"
 
 
+def test_a_member_among_hyperparameters(runs):
+    """Members are task by task, and alpha by alpha within: 0 and 1 are task 1, 2 and 3 task 3."""
+    with pytest.warns(UserWarning, match=r"members 2, 3 differ in alpha: this is 2; --member chooses"):
+        first = Dream(runs / "axes", "rooms-task3")
+    assert (first.member, first.hyper.alpha) == (2, 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        named = Dream(runs / "axes", member=3)
+        assert Dream(runs / "uhm", "rooms-task3", 5).member == 3
+    assert (named.task.name, named.seed, named.hyper.alpha) == ("rooms-task3", 2, 0.3)
+    assert calibration(named, [1], draws=4)["member"] == 3
+
+
 @pytest.mark.parametrize(
     ("run", "arguments", "message"),
     [
@@ -225,6 +239,8 @@ def test_extrapolation_is_said(runs, capsys, monkeypatch):
         ("uhm", ["--task", "rooms-task2"], "unknown task of this run 'rooms-task2'"),
         ("uhm", ["--task", "nonsense"], "It trained on rooms-task1, rooms-task3."),
         ("uhm", ["--seed", "1"], "the run has no seed 1: its seeds are 2, 5."),
+        ("uhm", ["--member", "4"], "the run has no member 4: its members are 0 to 3."),
+        ("uhm", ["--member", "1", "--seed", "5"], "a member has its task and its seed"),
         ("uhm", ["--step", "first"], "--step is 'first'"),
         ("uhm", ["--step", "7"], "no checkpoint of step 7"),
         ("nowhere", [], "no run directory"),

@@ -109,6 +109,7 @@ def test_k_max_is_the_largest_of_all_members():
     assert len(set(of_members)) > 2
     assert plan.k_max() == max(of_members)
     assert resolve(lambda_f=0).k_max() == 1
+    assert resolve("ghm", q=0.01).k_max() == resolve("ghm").k_max() == resolve().k_max()  # which it does not look at
 
 
 BAD = [

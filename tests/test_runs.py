@@ -21,6 +21,7 @@ import pytest
 import uhm
 from uhm.errors import UhmError
 from uhm.runs import FORMAT, Run, Sink, TensorBoard, WandB, environment
+from uhm.runs.files import write_figure
 
 
 @contextlib.contextmanager
@@ -292,3 +293,20 @@ def test_a_broken_sink_does_not_stop_the_run(tmp_path: Path) -> None:
     assert len(run.metrics()) == 2
     with pytest.warns(UserWarning, match="no farewell"):
         Run.open(tmp_path, sinks=[Stuck()]).close()
+
+
+def test_a_figure_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Where a file may have 2,000 bytes and no more, as where a disk is full."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+    for kind in ("png", "pdf"):
+        path = tmp_path / f"figure.{kind}"
+        write_figure(path, figure, dpi=50)
+        before = path.read_bytes()
+        assert len(before) > 2000
+        with files_limited_to(2000), pytest.raises(UhmError, match=rf"cannot write .*figure\.{kind}: File too large"):
+            write_figure(path, figure, dpi=60)
+        assert path.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figure.pdf", "figure.png"]

@@ -166,11 +166,14 @@ def test_the_default_makes_its_own_data(tmp_path):
         data_of(train.resolve(data_dir=tmp_path, dataset="mine-v0"))
 
 
+SUMMARY = {"environment": "rooms", "members": [{"diverged": False}, {"diverged": True}]}
+
+
 @pytest.fixture
 def planned(monkeypatch):
     """What the command line would train."""
     plans = []
-    monkeypatch.setattr(train, "start", lambda plan, directory, **_: plans.append((plan, directory)))
+    monkeypatch.setattr(train, "start", lambda plan, directory, **_: plans.append((plan, directory)) or SUMMARY)
     monkeypatch.setattr(report, "write", lambda runs, out: out)
 
     def parse(*arguments):
@@ -204,14 +207,14 @@ def test_zero_and_false_are_values(planned):
 
 def test_the_run_directory_can_be_named_and_holds_the_page(monkeypatch, tmp_path, capsys):
     made, mine = [], tmp_path / "mine"
-    monkeypatch.setattr(train, "start", lambda plan, directory, **_: made.append(directory))
+    monkeypatch.setattr(train, "start", lambda plan, directory, **_: made.append(directory) or SUMMARY)
     monkeypatch.setattr(report, "write", lambda runs, out: made.append((runs, out)) or out / "report.html")
     assert cli.run(["train", "--run", str(mine)]) == 0
     assert made == [mine, ([mine], mine / "report")]
     assert f"page: {mine / 'report' / 'report.html'}" in capsys.readouterr().out
     # A page that cannot be made does not make the run a failure.
     monkeypatch.undo()
-    monkeypatch.setattr(train, "start", lambda plan, directory, **_: None)
+    monkeypatch.setattr(train, "start", lambda plan, directory, **_: SUMMARY)
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # as on a command line
         assert cli.run(["train", "--run", str(mine)]) == 0
@@ -221,6 +224,8 @@ def test_the_run_directory_can_be_named_and_holds_the_page(monkeypatch, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["module:", "rooms"], "'module:' names no Python module: write module:NAME for NAME.py"),
+        (["ghm", "--resume", "nowhere"], "leave out the agent."),
         (["umh"], "unknown agent 'umh'. Did you mean uhm"),
         (["uhm", "room"], "Did you mean rooms"),
         (["uhm", "rooms", "--alhpa", "0.1"], "unknown flag '--alhpa'. Did you mean --alpha"),

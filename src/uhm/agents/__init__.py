@@ -5,6 +5,7 @@ path and in the current directory. docs/own-agent.md has one in 40 lines.
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -57,15 +58,22 @@ def family(name: str) -> Family:
 def _own(name: str) -> Family:
     """The agents of a user's module."""
     module = name.removeprefix(_OWN)
-    if "" not in sys.path and "." not in sys.path:  # a console script does not look where the user stands
-        sys.path.append(".")
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UhmError(f"'{name}' names no Python module: write {_OWN}NAME for NAME.py.")
+    if "" not in sys.path:  # a console script does not look where the user stands
+        sys.path.append("")
+    here = os.getcwd()
+    sys.path.insert(0, here)  # for this import alone: a file here is meant, whatever else has its name
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module:
             raise  # it is there, and needs something that is not
         raise UhmError(f"no Python module '{module}' here or on the path, which the agent '{name}' asks for.") from None
+    finally:
+        sys.path.remove(here)
     missing = [part for part in ("make", "Config", "Hyper") if not hasattr(found, part)]
     if missing:
-        raise UhmError(f"the module '{module}' is no agent: it has no {' and no '.join(missing)}.")
+        where = getattr(found, "__file__", None) or "built into Python"
+        raise UhmError(f"the module '{module}' ({where}) is no agent: it has no {' and no '.join(missing)}.")
     return Family(name, found.make, found.Config, found.Hyper)

@@ -166,7 +166,8 @@ class Method(NamedTuple):
     backup: Callable[[Context, Batch, PRNGKeyArray], Backup]
     embedding: str | None = None  # of the model's horizon; None means that there is no model
     reward: bool = False
-    changes: Callable[[np.ndarray], np.ndarray] = lambda by_horizon: by_horizon  # rows of the horizons it predicts
+    # The standard deviations of changes, of those [k_max, S] that there are, for the horizons that it predicts.
+    changes: Callable[[np.ndarray, Hyper], Any] = lambda by_horizon, hyper: by_horizon
     first: Callable[[Batch], Any] = lambda batch: batch  # the transitions that the losses are taken on
 
 
@@ -185,9 +186,9 @@ def smooth(key: PRNGKeyArray, action: Float[Array, "*B A"], noise: Any, clip: An
     return jnp.clip(action + jnp.clip(noise * jax.random.normal(key, action.shape), -clip, clip), -1.0, 1.0)
 
 
-def _units(changes: np.ndarray, spec: Spec) -> np.ndarray:
+def _units(changes: Any, spec: Spec) -> Float[Array, "K S"]:
     """What predicted changes are measured in. A change that is rare must not become a huge number."""
-    return np.maximum(changes, 0.1 * np.maximum(spec.observation_std, 0.01)).astype(np.float32)
+    return jnp.maximum(changes, 0.1 * np.maximum(spec.observation_std, 0.01)).astype(jnp.float32)
 
 
 def build(config: PlainConfig, spec: Spec, method: Method) -> Agent:
@@ -209,7 +210,7 @@ def build(config: PlainConfig, spec: Spec, method: Method) -> Agent:
                 delta=config.predict != "absolute",
                 standardise=config.standardise,
                 flag_std=config.flag_std,
-                changes=_units(method.changes(spec.change_std), spec) if config.predict == "scaled" else None,
+                changes=_units(method.changes(spec.change_std, hyper), spec) if config.predict == "scaled" else None,
                 steps=config.flow_steps,
                 ode=config.ode,
                 compute_dtype=dtype,

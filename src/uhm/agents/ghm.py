@@ -11,8 +11,9 @@ The gamma-MVE equation that the paper prints counts R(s_e, a_e) twice; `literal_
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
+from uhm import horizons
 from uhm.agents.base import Agent, Spec
 from uhm.agents.core import Backup, Config, Context, FlowTarget, Hyper, Method, build, share
 from uhm.data.sampling import Transitions, transitions
@@ -22,9 +23,17 @@ __all__ = ["Config", "Hyper", "make"]
 
 
 def make(config: Config, spec: Spec) -> Agent:
-    # One unit for all horizons: the model does not know which one it is asked for.
-    pooled = lambda changes: np.sqrt(np.square(changes).mean(0, keepdims=True))  # noqa: E731
     return build(config, spec, Method(transitions(config.batch_size), backup, "none", reward=True, changes=pooled))
+
+
+def pooled(changes: Float[np.ndarray, "K S"], hyper: Hyper) -> Float[Array, "1 S"]:
+    """One unit for all horizons, since the model does not know which one it is asked for: as far as UHM would look.
+
+    By the member's own lambda and the usual q, so that neither the other members nor a q that GHM does not have count.
+    """
+    longest = horizons.k_max(hyper.lambda_f, hyper.discount, Hyper.q)
+    counts = jnp.arange(len(changes))[:, None] < longest
+    return jnp.sqrt((counts * jnp.square(changes)).sum(0, keepdims=True) / counts.sum())
 
 
 def backup(context: Context, batch: Transitions, key: PRNGKeyArray) -> Backup:

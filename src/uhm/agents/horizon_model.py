@@ -57,7 +57,7 @@ class HorizonModel(eqx.Module):
         layer_norm: bool = True,
         delta: bool = True,
         standardise: bool = False,
-        changes: np.ndarray | None = None,
+        changes: Float[Array, "K S"] | np.ndarray | None = None,
         flag_std: float = 0.0,
         steps: int = 5,
         ode: str = "midpoint",

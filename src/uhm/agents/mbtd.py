@@ -20,7 +20,7 @@ def make(config: Config, spec: Spec) -> Agent:
     def backup(context: Context, batch: Transitions, key: PRNGKeyArray) -> Backup:
         return imagined_backup(context, batch, key, spec.k_max)
 
-    one_step = lambda changes: changes[:1]  # noqa: E731
+    one_step = lambda changes, hyper: changes[:1]  # noqa: E731
     return build(config, spec, Method(transitions(config.batch_size), backup, "none", reward=True, changes=one_step))
 
 

@@ -4,11 +4,13 @@ Bad input ends in one line on standard error and exit status 2; Ctrl-C and SIGTE
 """
 
 import contextlib
+import dataclasses
 import importlib
 import io
 import itertools
 import os
 import sys
+import typing
 import warnings
 from typing import Any, NoReturn
 
@@ -75,6 +77,7 @@ def _parse(arguments: list[str]) -> Any:
     import tyro  # here, where Ctrl-C is heeded: it takes a while
 
     kind, said = _verb(arguments), io.StringIO()
+    _refuse_unknown_part(kind, arguments)
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(
@@ -87,6 +90,18 @@ def _parse(arguments: list[str]) -> Any:
         if not end.code:  # --help
             raise
         raise UhmError(_one_line(said.getvalue(), arguments[0])) from None
+
+
+def _refuse_unknown_part(kind: Any, arguments: list[str]) -> None:
+    """Of a verb that has parts, such as `uhm data`: tyro would only say that it does not know the option."""
+    parts = [
+        option.name
+        for field in dataclasses.fields(kind)
+        for part in typing.get_args(field.type)
+        for option in getattr(part, "__metadata__", ())
+    ]
+    if parts and len(arguments) > 1 and not arguments[1].startswith("-") and arguments[1] not in parts:
+        raise unknown(f"part of `uhm {arguments[0]}`", arguments[1], parts, f"There are {', '.join(parts)}.")
 
 
 def _one_line(box: str, verb: str) -> str:

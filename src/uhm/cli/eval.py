@@ -28,7 +28,7 @@ class Eval:
     seed: int | None = None
     """Seed of all episodes (default: each member's own, as in training)."""
     video: bool = False
-    """Film one episode per task into RUN/videos."""
+    """Film one episode per task, and per value where hyperparameters differ, into RUN/videos."""
     json: bool = False
     """Print JSON for machines."""
 
@@ -45,12 +45,12 @@ class Eval:
         report = self._report(restored, episodes)
         if not self.json:
             self._show(restored, report)
-        report["videos"] = self._film(restored, policy) if self.video else []
+        report["videos"], filmed = self._film(restored, policy) if self.video else ([], True)
         if self.json:
             print(json.dumps(report, indent=2))
         for path in () if self.json else report["videos"]:
             print(path)
-        return 0
+        return 0 if filmed else 1
 
     def _check(self) -> None:
         if self.episodes < 1:
@@ -125,8 +125,8 @@ class Eval:
         about = restored.plan.agent, restored.plan.members(), column("success"), alive, what
         progress.show(progress.table(*about, more=more))
 
-    def _film(self, restored: "Restored", policy: "Policy") -> list[str]:
-        """One film per task, of its first member; where nothing can be drawn, one line says so."""
+    def _film(self, restored: "Restored", policy: "Policy") -> tuple[list[str], bool]:
+        """One film per task and setting, of its first member, and whether all were made; if not, one line says why."""
         import itertools
 
         import numpy as np
@@ -136,18 +136,19 @@ class Eval:
 
         plan, _, state = restored
         members, paths = plan.members(), []
-        for name in plan.tasks:
-            index = next(i for i, member in enumerate(members) if member.task == name)
+        firsts = {(member.task, member.hyper): index for index, member in reversed(list(enumerate(members)))}
+        for (name, setting), index in sorted(firsts.items(), key=lambda item: item[1]):
             counts = itertools.count()
 
             def act(observation: Any, index: int = index, counts: Any = counts) -> Any:
                 return np.asarray(policy.member(index, observation[None], next(counts)))[0]
 
             seed = members[index].seed if self.seed is None else self.seed
-            path = self.run / "videos" / f"{name}-{int(state.step)}.mp4"
+            words = [name, *(f"{axis}={value}" for axis, value in setting), str(int(state.step))]
+            path = self.run / "videos" / f"{'-'.join(words)}.mp4"
             try:
                 paths.append(str(record_video(tasks.task(name), act, path, seed=seed)))
             except UhmError as error:  # the numbers stand; the other tasks would meet the same wall
                 warnings.warn(str(error), stacklevel=2)
-                break
-        return paths
+                return paths, False
+        return paths, True

@@ -25,7 +25,9 @@ class Imagine:
     n: tuple[str, ...] = ()
     """Horizons, as 1,2,4 or 1 2 4 (default: 1, 2, 4, ... and the longest that the model has learned)."""
     seed: int | None = None
-    """Which member (default: the first seed of the run)."""
+    """Which seed (default: the first of the run)."""
+    member: int | None = None
+    """Which member, by its place in the run's summary.json, where hyperparameters differ (default: the first one)."""
     starts: int = 4
     """How many start states."""
     draws: int = 128
@@ -47,7 +49,7 @@ class Imagine:
 
         from uhm.imagine import Dream, write
 
-        dream = Dream(self.run, self.task, self.seed, step, self.mix)
+        dream = Dream(self.run, self.task, self.seed, step, self.mix, self.member)
         self._warn(dream, n)
         out = self.run / "imagine" if self.out is None else self.out
         with Console(stderr=True).status(f"imagining {dream.task.name} ..."):  # says nothing where nobody watches

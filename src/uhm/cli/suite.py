@@ -21,7 +21,7 @@ class _Common:
     agents: tuple[str, ...] = ()
     """Agents, or module:NAME for your own, by commas or spaces (default: those that the paper reports on a suite)."""
     ablation: str | None = None
-    """lambda-schedule, beta, q or terminal: populations of uhm with the paper's values of it."""
+    """lambda-schedule, beta, q or terminal: populations with the paper's values of it (of uhm, without --agents)."""
     out: Path = Path("runs/suite")
     """Where run directories are, one per population."""
     seeds: int | None = None
@@ -115,6 +115,8 @@ class Run(_Common):
 
         if self.on == "local" and self.address is not None:
             raise UhmError("--address is for --on ray.")
+        if self.retries < 0:
+            raise UhmError(f"--retries must be at least 0, not {self.retries}.")
         wanted = self._populations()
         _, left = runner.split(wanted)  # refuses what cannot be, before anything is made or started
         data.provide(left, self.make_data)

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import itertools
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from tyro.conf import Positional
 from uhm import tasks
 from uhm.agents import family
 from uhm.errors import UhmError, unknown
+
+_NOBODY = "uhm: all members diverged: look at the data (`uhm data inspect`), or try a lower --learning-rate."
 
 
 @dataclasses.dataclass
@@ -59,7 +62,7 @@ class Train:
             self._refuse_beside_resume()
             programs.keep()
             summary = train.resume(self.resume, show=True, sinks=self._sinks(self.resume, {}))
-            return _end(self.resume, summary["environment"])
+            return _end(self.resume, summary)
         names = [field.name for field in dataclasses.fields(Train)]
         common = {n: getattr(self, n) for n in names[2:] if n not in ("run", "resume", "tensorboard", "wandb")}
         common["data_dir"] = None if self.data_dir is None else str(self.data_dir)
@@ -68,16 +71,16 @@ class Train:
         plan = train.resolve(self.agent, self.tasks, **common, **settings)
         directory = self.run or train.default_directory(plan)
         programs.keep()
-        train.start(plan, directory, show=True, sinks=self._sinks(directory, plan.to_json()))
-        return _end(directory, plan.environment.name)
+        return _end(directory, train.start(plan, directory, show=True, sinks=self._sinks(directory, plan.to_json())))
 
     def _refuse_beside_resume(self) -> None:
         """A flag that would be ignored is a misunderstanding."""
         for field in dataclasses.fields(self):
             allowed = field.name in ("resume", "tensorboard", "wandb")
             if not allowed and getattr(self, field.name) != field.default:
-                flag = f"--{field.name.replace('_', '-')}"
-                raise UhmError(f"--resume reads everything from the run: leave out {flag} (or its value).")
+                named = field.name in ("agent", "tasks")  # by their place
+                flag = f"the {field.name}" if named else f"--{field.name.replace('_', '-')} (or its value)"
+                raise UhmError(f"--resume reads everything from the run: leave out {flag}.")
 
     def _sinks(self, directory: Path, config: dict[str, Any]) -> list[Any]:
         from uhm.runs import TensorBoard, WandB
@@ -86,18 +89,22 @@ class Train:
         return sinks + ([WandB(directory, config, self.wandb)] if self.wandb else [])
 
 
-def _end(directory: Path, environment: str) -> int:
-    """Write the finished run's page; the run itself is safe whatever happens here."""
+def _end(directory: Path, summary: dict[str, Any]) -> int:
+    """Write the finished run's page; the run itself is safe whatever happens here. Status 1 if nobody learned."""
     from uhm import report
 
-    if tasks.is_own(environment):  # nothing was evaluated that a page could show
-        print(f"its policy: uhm.train.load_run({str(directory)!r}).policy(), a function of observations")
-        return 0
+    failed = all(member["diverged"] for member in summary["members"])
+    if failed:
+        print(_NOBODY, file=sys.stderr)
+    if tasks.is_own(summary["environment"]):  # nothing was evaluated that a page could show
+        if not failed:
+            print(f"its policy: uhm.train.load_run({str(directory)!r}).policy(), a function of observations")
+        return int(failed)
     try:
         print(f"page: {report.write([directory], directory / 'report')}")
     except (UhmError, OSError) as error:
         warnings.warn(f"the run is complete, but its page could not be made: {error}", stacklevel=2)
-    return 0
+    return int(failed)
 
 
 def verb(arguments: list[str]) -> type:

@@ -19,7 +19,7 @@ from uhm.evaluate import rooms
 from uhm.evaluate.board import HALVES, IDLE, RESET, STEP, Board
 from uhm.evaluate.policy import Act, Groups, act_rows, by_member, with_values
 from uhm.evaluate.pool import Pool
-from uhm.evaluate.records import Episode, episode_seeds
+from uhm.evaluate.records import Episode, brief, episode_seeds
 from uhm.tasks import ROOMS, Domain, Environment, Task
 
 # Lanes per worker, half of them stepped per message. A step of the arm takes milliseconds and 200 MB. In a maze it
@@ -187,7 +187,7 @@ class _Run:
             member, episode = int(self._member[lane]), int(self._episode[lane])
             result = (float(board.success[lane]), float(board.return_[lane]), int(board.length[lane]))
             names = (self._tasks[member].name, int(self._seeds[member]), self._step, episode)
-            discounted = float(board.discounted[lane]) if self._discounts else None
+            discounted = brief(float(board.discounted[lane])) if self._discounts else None
             self._done.append(Episode(member, *names, *result, discounted))
             board.done[lane] = 0
             self._episodes_in[half] -= 1

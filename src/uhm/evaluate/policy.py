@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from uhm.evaluate.records import Episode
+from uhm.evaluate.records import Episode, brief
 
 Act = Callable[[Float[np.ndarray, "members lanes S"], int], Any]
 Groups = list[tuple[int, Int[np.ndarray, "_"]]]  # members and their rows, as many as they have
@@ -160,7 +160,7 @@ def with_values(act: Act, records: list[Episode], first: Float[np.ndarray, "memb
     expected = [act.values(member, own) for member, own in enumerate(first)]
     if any(values is None for values in expected):
         return records
-    return [record._replace(value=float(expected[record.member][record.episode])) for record in records]
+    return [record._replace(value=brief(float(expected[record.member][record.episode]))) for record in records]
 
 
 def _padded(rows: int) -> int:

@@ -35,6 +35,11 @@ class Episode(NamedTuple):
         return cls(**{("return_" if name == "return" else name): value for name, value in data.items()})
 
 
+def brief(number: float) -> float:
+    """Seven digits, which float32 has: there are thousands of records, and the rest would be most of their files."""
+    return float(f"{number:.7g}")
+
+
 def episode_seeds(seed: int, step: int, task: int, episode: int, count: int = 3) -> Sequence[int]:
     """The seeds of one episode's environment: they depend on nothing else, so neither does the episode."""
     return [int(word) for word in np.random.SeedSequence([seed, step, task, episode]).generate_state(count)]

@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from uhm.envs import rooms
 from uhm.evaluate.policy import Act
-from uhm.evaluate.records import Episode, episode_seeds
+from uhm.evaluate.records import Episode, brief, episode_seeds
 from uhm.tasks import ROOMS, Task
 
 
@@ -38,7 +38,7 @@ def run(
     for m, task in enumerate(tasks):
         for e in range(episodes):
             result = float(success[m, e]), float(returns[m, e]), int(lengths[m, e])
-            known = float(discounted[m, e]) if discounts else None
+            known = brief(float(discounted[m, e])) if discounts else None
             records.append(Episode(m, task.name, int(seeds[m]), step, e, *result, known))
     return records, first
 

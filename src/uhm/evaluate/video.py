@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from uhm.envs import rooms
-from uhm.errors import UhmError
+from uhm.errors import UhmError, writing
 from uhm.evaluate.records import episode_seeds
 from uhm.evaluate.rooms import start
 from uhm.tasks import ROOMS, Task
@@ -45,13 +45,11 @@ def record_video(
     It is an mp4 where `imageio_ffmpeg` is installed, and else a GIF: the file's name says which.
     """
     path = path.expanduser().resolve()
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if task.environment is ROOMS:
             return save(_draw_rooms(task, act_single, episodes, seed), path, fps)
         return _film(task, act_single, path, episodes, seed, fps)
-    except OSError as error:
-        raise UhmError(f"cannot write {error.filename or path}: {error.strerror or error}.") from error
 
 
 def save(frames: Iterable[Frame], path: Path, fps: int) -> Path:

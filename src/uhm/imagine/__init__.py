@@ -26,11 +26,12 @@ def futures(
     seed: int | None = None,
     step: Step = "last",
     mix: bool = True,
+    member: int | None = None,
 ) -> Futures:
     """What the model of a run says of the states 1 .. max(n) steps ahead, and the truth as far as it can be had.
 
-    The member is the first one of `task` (default: the run's first) and `seed`; `step` is a checkpoint as `load_run`
-    takes it. With `mix` the truth takes the data's actions at the share beta that the model is taught with, where that
-    can be done.
+    The member is the first one of `task` (default: the run's first) and `seed`, or that at the place `member`; `step`
+    is a checkpoint as `load_run` takes it. With `mix` the truth takes the data's actions at the share beta that the
+    model is taught with, where that can be done.
     """
-    return Dream(run, task, seed, step, mix).futures(n, starts, draws)
+    return Dream(run, task, seed, step, mix, member).futures(n, starts, draws)

@@ -42,6 +42,7 @@ def calibration(dream: Dream, n: Sequence[int] | None = None, draws: int = 64) -
         "task": dream.task.name,
         "agent": dream.plan.agent,
         "seed": dream.seed,
+        "member": dream.member,
         "step": dream.step,
         "n": list(asked),
         dream.plan.agent: [value / dream.view.unit_length for value in ours],

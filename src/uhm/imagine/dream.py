@@ -8,6 +8,7 @@ the mixture. The truth mixes as well where it can, i.e. where the data are there
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ class Dream:
         seed: int | None = None,
         step: Step = "last",
         mix: bool = True,
+        member: int | None = None,
     ):
         with Run.open(Path(run), write=False) as opened:  # what cannot be looked at is said before it is loaded
             plan = Plan.from_json(opened.config)
@@ -86,15 +88,14 @@ class Dream:
             raise UhmError(f"{plan.agent} has no model of the future: imagine looks at runs of {', '.join(HOW)}.")
         if plan.environment.own:
             raise UhmError(f"{run} learned from logs, and imagine can draw the states of known environments only.")
-        self.plan, self.how, self.task = plan, HOW[plan.agent], _task(plan.tasks, task)
-        if seed is not None and seed not in plan.seeds:
-            raise UhmError(f"the run has no seed {seed}: its seeds are {', '.join(map(str, plan.seeds))}.")
-        self.seed = plan.seeds[0] if seed is None else seed
+        self.plan, self.how = plan, HOW[plan.agent]
+        self.member = _member(plan, task, seed) if member is None else _named(plan, task, seed, member)
+        chosen = plan.members()[self.member]
+        self.task, self.seed = tasks.task(chosen.task), chosen.seed
         population = load_run(run, step).state
-        self.step, members = int(population.step), plan.members()
-        index = next(i for i, m in enumerate(members) if m.task == self.task.name and m.seed == self.seed)
-        self.state = jax.tree.map(lambda x: x[index], population.state)
-        self.hyper = dataclasses.replace(plan.family.Hyper(**plan.hyper), **dict(members[index].hyper))
+        self.step = int(population.step)
+        self.state = jax.tree.map(lambda x: x[self.member], population.state)
+        self.hyper = dataclasses.replace(plan.family.Hyper(**plan.hyper), **dict(chosen.hyper))
         progress = self.step / self.hyper.steps if self.hyper.schedule else 1.0
         self.lam = float(horizons.lambda_schedule(progress, self.hyper.lambda_f))
         self.k_max = int(horizons.k_max(self.lam, self.hyper.discount, self.hyper.q))
@@ -210,6 +211,30 @@ def check_n(n: Sequence[int] | None) -> tuple[int, ...]:
 def repeat(draws: int, rows: np.ndarray) -> np.ndarray:
     """Each row `draws` times, along a second axis."""
     return np.repeat(rows[:, None], draws, 1)
+
+
+def _member(plan: Plan, task: str | None, seed: int | None) -> int:
+    """The place of the first member of a task and a seed."""
+    wanted = _task(plan.tasks, task).name
+    if seed is not None and seed not in plan.seeds:
+        raise UhmError(f"the run has no seed {seed}: its seeds are {', '.join(map(str, plan.seeds))}.")
+    seed = plan.seeds[0] if seed is None else seed
+    found = [place for place, m in enumerate(plan.members()) if (m.task, m.seed) == (wanted, seed)]
+    if len(found) > 1:
+        numbers = ", ".join(map(str, found))
+        differ = " and ".join(plan.axes)
+        warnings.warn(f"members {numbers} differ in {differ}: this is {found[0]}; --member chooses.", stacklevel=4)
+    return found[0]
+
+
+def _named(plan: Plan, task: str | None, seed: int | None, member: int) -> int:
+    """A member that was asked for by its place, which says its task and seed."""
+    if task is not None or seed is not None:
+        raise UhmError("a member has its task and its seed: name the member, or the others.")
+    count = len(plan.members())
+    if not 0 <= member < count:
+        raise UhmError(f"the run has no member {member}: its members are 0 to {count - 1}.")
+    return member
 
 
 def _task(known: tuple[str, ...], wanted: str | None) -> tasks.Task:

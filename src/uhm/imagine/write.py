@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from uhm.errors import UhmError
+from uhm.errors import writing
 from uhm.evaluate.video import save
 from uhm.imagine.calibrate import calibration
 from uhm.imagine.curves import calibration_figure
 from uhm.imagine.draw import Drawing
 from uhm.imagine.dream import Dream
-from uhm.runs.files import write_json
+from uhm.runs.files import write_figure, write_json
 
 FPS = 3
 HORIZONS = 24  # that a film shows at most
@@ -26,19 +26,17 @@ def write(
     """Pictures, film and numbers in the folder `out`; returns the numbers and the files."""
     drawing = Drawing(dream, dream.futures(n, starts, draws))
     facts = calibration(dream, n, draws=min(draws, 64))
-    out = out.expanduser()
-    try:
+    out, paths = out.expanduser(), []
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        paths = []
-        for name, figure in {"futures": drawing.figure(), "calibration": facts and calibration_figure(facts)}.items():
-            if figure is not None:
-                paths += [out / f"{name}.png", out / f"{name}.pdf"]
-                figure.savefig(paths[-2], dpi=150)
-                figure.savefig(paths[-1], dpi=200)
-        film = _held(frames(drawing))
+    for name, figure in {"futures": drawing.figure(), "calibration": facts and calibration_figure(facts)}.items():
+        if figure is not None:
+            paths += [out / f"{name}.png", out / f"{name}.pdf"]
+            write_figure(paths[-2], figure, dpi=150)
+            write_figure(paths[-1], figure, dpi=200)
+    film = _held(frames(drawing))
+    with writing(out):
         paths.append(save_gif(film, out / "futures.gif") if gif else save(film, out / "futures.mp4", FPS))
-    except OSError as error:
-        raise UhmError(f"cannot write {error.filename or out}: {error.strerror or error}.") from error
     if facts is not None:
         paths.append(out / "calibration.json")
         write_json(paths[-1], facts)

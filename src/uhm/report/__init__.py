@@ -70,7 +70,6 @@ def make(runs: Iterable[Path | str], out: Path | str, progress: Callable[[str], 
             write_atomically(out / "tables" / f"{writers.stem(table)}.{ending}", text.encode())
     for chart in drawn:
         progress(f"drawing {chart.name}")
-        with writing(out / "figures"):
-            figures.draw(chart, out / "figures")
+        figures.draw(chart, out / "figures")
     write_atomically(out / "report.html", html.encode())
     return Report(out / "report.html", made)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from uhm.report.charts import Chart, Panel
+from uhm.runs.files import write_figure
 
 STYLE: Any = {
     "font.size": 9,
@@ -42,7 +43,7 @@ def draw(chart: Chart, folder: Path) -> list[Path]:
         for path in paths:
             # Without dates in it, the same runs make the same file.
             date = {"CreationDate": None} if path.suffix == ".pdf" else {}
-            figure.savefig(path, dpi=160, metadata=date)
+            write_figure(path, figure, dpi=160, metadata=date)
     return paths
 
 

@@ -125,6 +125,9 @@ class Checkpoints:
             return newest, from_host(arrays, records, template)
         if tried:
             why = "; ".join(f"{s}: {reason}" for s, reason in sorted(tried.items()))
+            if step is not None:
+                others = [s for s in self.steps() if s not in tried]
+                raise UhmError(f"checkpoint {step} in {self.directory} cannot be read ({why}); others are {others}.")
             raise UhmError(f"no checkpoint in {self.directory} can be read ({why}): start again in a new directory.")
         if step is not None:
             raise UhmError(f"no checkpoint of step {step} in {self.directory}; there are {self.steps()}.")

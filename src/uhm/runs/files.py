@@ -2,6 +2,7 @@
 
 import fcntl
 import gzip
+import io
 import json
 import math
 import os
@@ -38,6 +39,16 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def write_figure(path: Path, figure: Any, **options: Any) -> None:
+    """A figure of matplotlib in the format that `path` ends in, whole or not at all.
+
+    Drawn in memory: where the disk is full, its PDFs would end in another error than the disk's.
+    """
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:], **options)
+    write_atomically(path, drawn.getvalue())
 
 
 def write_json(path: Path, value: Any) -> None:

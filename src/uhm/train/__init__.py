@@ -8,6 +8,7 @@ summary = train("uhm", "rooms", seeds=3)
 """
 
 import datetime
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,8 @@ def resume(directory: Path | str, *, show: bool = False, sinks: Sequence[Sink] =
 def _finish(training: Training, directory: Path, show: bool) -> dict[str, Any]:
     plan = training.plan
     label = f"{plan.agent} {plan.environment.title}"
+    if show:
+        print(f"run: {directory}", file=sys.stderr, flush=True)  # who is interrupted, or looks at a log, wants to know
     with progress.bar(label, len(training.members), plan.steps, training.step, show) as update:
         complete = training.go(update)
     if not complete:

@@ -186,7 +186,7 @@ class Training:
             member = self.members[index]
             warnings.warn(
                 f"member {index} ({member.task}, seed {member.seed}, {dict(member.hyper)}) diverged before step "
-                f"{self.step} and was frozen; the others go on.",
+                f"{self.step} and was frozen{'; the others go on' if after.any() else ''}.",
                 stacklevel=2,
             )
 

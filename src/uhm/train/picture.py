@@ -14,6 +14,7 @@ from uhm.envs import rooms
 from uhm.evaluate import Episode, success_by_step
 from uhm.evaluate.rooms import start
 from uhm.population import Member
+from uhm.runs.files import write_figure
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def _figure(path: Path, title: str, width: float, height: float) -> Iterator[Any
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
-        figure.savefig(path, dpi=130)
+        write_figure(path, figure, dpi=130)
 
 
 def draw(path: Path, title: str, members: Sequence[Member], episodes: Sequence[Episode], walks: Any = None) -> None:
@@ -49,8 +50,10 @@ def draw_metrics(path: Path, title: str, metrics: Sequence[dict[str, Any]]) -> N
     with _figure(path, title, 3 * len(shown), 3) as figure:
         for axes, name in zip(np.atleast_1d(figure.subplots(1, len(shown))), shown, strict=True):
             values = np.array([line[name] for line in metrics], float)  # what is not finite was stored as null
-            axes.plot(steps, np.nanmedian(values, 1), color="C0")
-            axes.fill_between(steps, np.nanmin(values, 1), np.nanmax(values, 1), color="C0", alpha=0.15, lw=0)
+            known = ~np.isnan(values).all(1)
+            at, values = np.array(steps)[known], values[known]
+            axes.plot(at, np.nanmedian(values, 1), color="C0")
+            axes.fill_between(at, np.nanmin(values, 1), np.nanmax(values, 1), color="C0", alpha=0.15, lw=0)
             axes.set_title(name, fontsize=9, loc="left")
             axes.set(xlabel="gradient steps")
             axes.grid(alpha=0.25)

@@ -67,7 +67,8 @@ class Plan:
         for member in self.members():
             hyper = self.hyper_of(member)
             if "lambda_f" in hyper:
-                longest = max(longest, int(horizons.k_max(hyper["lambda_f"], hyper["discount"], hyper["q"])))
+                q = self.family.Hyper.q if "q" in self.family.idle else hyper["q"]
+                longest = max(longest, int(horizons.k_max(hyper["lambda_f"], hyper["discount"], q)))
         return longest
 
     def to_json(self) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """What is shown while a run goes on, and the table at its end."""
 
+import datetime
 import statistics
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -14,12 +17,19 @@ from uhm import presets, tasks
 from uhm.population import Member
 
 Update = Callable[[int, dict[str, float]], None]
+Setting = tuple[tuple[str, Any], ...]  # hyperparameters in which members of a population differ
 
 
 @contextmanager
 def bar(label: str, members: int, steps: int, done: int, wanted: bool) -> Iterator[Update]:
-    """A bar with steps per second, in total and per member, the time left and the latest success per task."""
+    """A bar with steps per second, in total and per member, the time left and the latest success per task.
+
+    Where nobody watches, in a pipe or a job's log, ten lines instead.
+    """
     console = Console(stderr=True)
+    if wanted and not console.is_terminal:
+        yield _lines(label, steps, done)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -27,17 +37,39 @@ def bar(label: str, members: int, steps: int, done: int, wanted: bool) -> Iterat
         TimeRemainingColumn(compact=True),
         TextColumn("{task.fields[latest]}"),
     )
-    with Progress(*columns, console=console, disable=not (wanted and console.is_terminal)) as progress:
+    with Progress(*columns, console=console, disable=not wanted) as progress:
         line = progress.add_task(label, total=steps, completed=done, rate="compiling", latest="")
 
         def update(step: int, success: dict[str, float]) -> None:
-            latest = "  ".join(f"{task.rsplit('-', 1)[-1]} {100 * value:.0f}%" for task, value in success.items())
-            progress.update(line, completed=step, latest=latest)
+            progress.update(line, completed=step, latest=_latest(success))
             speed = progress.tasks[0].speed
             if speed:
                 progress.update(line, rate=f"{speed * members:,.0f} steps/s ({speed:,.0f} per member)")
 
         yield update
+
+
+def _latest(success: dict[str, float]) -> str:
+    return "  ".join(f"{task.rsplit('-', 1)[-1]} {100 * value:.0f}%" for task, value in success.items())
+
+
+def _lines(label: str, steps: int, done: int) -> Update:
+    """A line on standard error whenever another tenth of the steps is done."""
+    first: tuple[int, float] | None = None  # the first chunk is mostly compiling, and would spoil the rate
+    tenth = 10 * done // steps
+
+    def update(step: int, success: dict[str, float]) -> None:
+        nonlocal first, tenth
+        now = time.monotonic()
+        first = first or (step, now)
+        if 10 * step // steps > tenth:
+            tenth = 10 * step // steps
+            left = (steps - step) * (now - first[1]) / (step - first[0]) if step > first[0] else None
+            when = "" if left is None or step == steps else f", {datetime.timedelta(seconds=round(left))} left"
+            line = f"{label}: step {step:,} of {steps:,}{when}  {_latest(success)}"
+            print(line.rstrip(), file=sys.stderr, flush=True)
+
+    return update
 
 
 def table(
@@ -48,32 +80,44 @@ def table(
     what: str = "mean of the last three evaluations",
     more: Mapping[str, dict[int, float]] = MappingProxyType({}),
 ) -> Group:
-    """Success per task in percent, mean and standard deviation over members, beside the paper's.
+    """Success per task and setting in percent, mean and standard deviation over members, beside the paper's.
 
     `more` are further columns of numbers by member.
     """
-    rows: dict[str, list[int]] = {}
+    rows: dict[tuple[str, Setting], list[int]] = {}
     for index, member in enumerate(members):
-        rows.setdefault(member.task, []).append(index)
+        rows.setdefault((member.task, member.hyper), []).append(index)
+    settings = list(dict.fromkeys(setting for _, setting in rows))
+    varied = settings != [()]  # different hyperparameters are different methods: nothing is the mean over them
     out = Table(box=None)
     out.add_column("task")
-    for column in ("mean", "std", "members", "paper", *more):
+    for column in (*(["setting"] if varied else []), "mean", "std", "members", "paper", *more):
         out.add_column(column, justify="right")
-    for name, own in rows.items():
-        paper = presets.paper_result(agent, tasks.task(name))
+
+    def add(name: str, setting: Setting, own: list[int], paper: str, std: bool = True) -> None:
         values = [100 * scores[index] for index in own]
-        std = f"{statistics.stdev(values):.1f}" if len(values) > 1 else "-"
+        spread = "" if not std else f"{statistics.stdev(values):.1f}" if len(values) > 1 else "-"
         out.add_row(
-            *(name, f"{statistics.mean(values):.1f}", std, str(len(own)), f"{paper.mean:.0f}" if paper else "-"),
-            *(f"{statistics.mean(column[index] for index in own):.1f}" for column in more.values()),
+            *(name, *([_shown(setting)] if varied else [])),
+            *(f"{statistics.mean(values):.1f}", spread, str(len(own)), paper),
+            *(f"{statistics.mean(column[index] for index in own):.1f}" if std else "" for column in more.values()),
         )
-    if len(rows) > 1:
-        everything = [100 * scores[index] for own in rows.values() for index in own]
+
+    for (name, setting), own in rows.items():
+        paper = None if varied else presets.paper_result(agent, tasks.task(name))
+        add(name, setting, own, f"{paper.mean:.0f}" if paper else "-")
+    if len({name for name, _ in rows}) > 1:
         out.add_section()
-        out.add_row("mean", f"{statistics.mean(everything):.1f}", "", str(len(everything)), "")
+        for setting in settings:
+            own = [index for (_, other), some in rows.items() if other == setting for index in some]
+            add("mean", setting, own, "", std=False)
     if not all(alive):
         out.caption = diverged(alive)
     return Group(f"{agent}: success in %, {what}", out)  # a title of its own would be broken to the table's width
+
+
+def _shown(setting: Setting) -> str:
+    return ", ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in setting)
 
 
 def diverged(alive: list[bool]) -> str:

@@ -10,6 +10,7 @@ policy = load_run("runs/mine").policy()  # actions = policy(observations)
 
 import functools
 import itertools
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -47,14 +48,22 @@ class Restored(NamedTuple):
         members, counts = len(self.plan.members()), itertools.count()
         if not 0 <= member < members:  # JAX would take the last one
             raise UhmError(f"member is {member}, and must be 0 to {members - 1}.")
+        if not self.state.alive[member]:
+            warnings.warn(f"member {member} diverged: this is its policy from before.", stacklevel=2)
         key = jax.random.key(int(self.state.step))
 
         @functools.cache
         def policies(size: int) -> Policy:
-            return make_act(self.agent.act, self.state.state, key, observation_size=size)
+            try:
+                return make_act(self.agent.act, self.state.state, key, observation_size=size)
+            except TypeError as error:  # how JAX says that shapes do not fit
+                raise UhmError(f"observations have {size} numbers, and those of this run have not.") from error
 
         def act(observations: ArrayLike) -> Any:
-            rows = np.asarray(observations, np.float32)
+            try:
+                rows = np.asarray(observations, np.float32)
+            except (TypeError, ValueError) as error:
+                raise UhmError(f"observations must be numbers, one row or a batch of rows: {error}.") from error
             if rows.ndim not in (1, 2):
                 raise UhmError(f"observations have shape {rows.shape}, and must be one row or a batch of rows.")
             actions = policies(rows.shape[-1]).member(member, np.atleast_2d(rows), next(counts))
