@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,11 @@ def test_policies_of_a_run(finished):
     np.testing.assert_allclose(run.policy()(rows[1].tolist()), first[1], rtol=1e-5)
     with pytest.raises(UhmError, match="member is 2, and must be 0 to 1"):
         run.policy(2)
+    with pytest.raises(UhmError, match="observations have 3 numbers, and those of this run have not"):
+        run.policy()(np.zeros(3))
+    for wrong in ("hello", [[1.0, 2.0], [3.0]]):
+        with pytest.raises(UhmError, match="observations must be numbers, one row or a batch of rows"):
+            run.policy()(wrong)
     with pytest.raises(UhmError, match=r"shape \(1, 3, 2\), and must be one row or a batch"):
         run.policy()(rows[None])
 
@@ -105,6 +111,22 @@ def test_a_policy_that_draws_draws_anew(log, tmp_path):
     drawn = [np.asarray(policy([0.1, 0.2])) for _ in range(2)]
     assert (drawn[0] != drawn[1]).any()
     np.testing.assert_array_equal(again([0.1, 0.2]), drawn[0])
+
+
+def test_nobody_learned(log, tmp_path, capsys):
+    """Then the command fails, offers no policy, and says it of a policy that is asked for nevertheless."""
+    run = tmp_path / "run"
+    flags = ("--steps", "20", "--hidden", "8", "--learning-rate", "1e30", "--log-interval", "10")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.filterwarnings("error", message=".*NaN.*")
+        assert cli.run(["train", "rebrac-dagger", str(log), *flags, "--run", str(run)]) == 1
+    said = capsys.readouterr()
+    assert "its policy" not in said.out
+    assert "diverged before step 10 and was frozen." in said.err
+    assert "uhm: all members diverged: look at the data" in said.err
+    with pytest.warns(UserWarning, match="member 0 diverged: this is its policy from before"):
+        load_run(run).policy()
 
 
 def test_the_command_says_how_to_get_actions(log, tmp_path, capsys):
@@ -122,7 +144,7 @@ def test_the_command_says_how_to_get_actions(log, tmp_path, capsys):
     [
         (["eval", "RUN"], "no simulator to evaluate it in"),
         (["imagine", "RUN"], "imagine can draw the states of known environments only"),
-        (["report", "RUN", "--out", "OUT"], "no run in RUN has been evaluated"),
+        (["report", "RUN", "--out", "OUT"], "these runs learned from logs, where there is no simulator"),
         (["train", "uhm", "OUT/nowhere.npz"], "nowhere.npz: no such file"),
         (["train", "uhm", "LOG", "--transitions", "9"], "transitions and dataset are for OGBench's environments"),
         (["train", "uhm", "LOG", "--eval-episodes", "9"], "leave out eval_interval and eval_episodes"),

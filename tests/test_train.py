@@ -241,6 +241,7 @@ def test_the_run_directory_can_be_named_and_holds_the_page(monkeypatch, tmp_path
         (["uhm", "rooms", "--steps"], "--steps needs a value"),
         (["uhm", "rooms", "--seeds"], "Missing value for argument '--seeds'"),
         (["uhm", "rooms", "--hidden"], "--hidden needs a value"),
+        (["uhm", "rooms", "--alpha", "0.1,0.3"], "--alpha takes its values apart: --alpha 0.1 0.3."),
         (["uhm", "rooms", "--target-noise", "--steps", "9"], "--target-noise needs a value"),
         (["uhm", "rooms", "--dataset", "mine.npz", "--data-dir", "."], "no train data called mine in "),
         (["--resume", "nowhere"], "no run directory nowhere"),
@@ -256,6 +257,20 @@ def test_bad_input_is_one_line_and_status_2(arguments, message, capsys, tmp_path
     assert message in said.err
     assert len(said.err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("tasks", "alpha", "discount"),
+    [([], "0.1", "0.98"), (["cube-single-play"], "1", "0.999"), (["nowhere"], "0.1", "0.999")],
+)
+def test_help_says_what_a_value_is_if_it_is_not_given(tasks, alpha, discount, capsys):
+    """On these tasks, or for an environment that is not known as the agent has it."""
+    with pytest.raises(SystemExit):
+        cli.run(["train", "uhm", *tasks, "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert re.search(rf"cloning in the actor's loss\. \(default: {alpha}(\.0)?\)", text)
+    assert f"gamma. (default: {discount})" in text
+    assert "(default: None)" not in text and "(default: )" not in text
 
 
 @pytest.mark.parametrize("agent", FAMILIES)

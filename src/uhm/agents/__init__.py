@@ -5,9 +5,9 @@ path and in the current directory. docs/own-agent.md has one in 40 lines.
 """
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from uhm.agents.base import Agent, Spec, spec_of
@@ -62,7 +62,7 @@ def _own(name: str) -> Family:
         raise UhmError(f"'{name}' names no Python module: write {_OWN}NAME for NAME.py.")
     if "" not in sys.path:  # a console script does not look where the user stands
         sys.path.append("")
-    here = os.getcwd()
+    here = str(Path.cwd())
     sys.path.insert(0, here)  # for this import alone: a file here is meant, whatever else has its name
     try:
         found = importlib.import_module(module)

@@ -1,17 +1,19 @@
 """`uhm train`. Every field of the agent's Config and Hyper is a flag; a hyperparameter may take several values."""
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import tyro
 from tyro.conf import Positional
 
 from uhm import tasks
-from uhm.agents import family
+from uhm.agents import Family, family
 from uhm.errors import UhmError, unknown
 
 _NOBODY = "uhm: all members diverged: look at the data (`uhm data inspect`), or try a lower --learning-rate."
@@ -109,20 +111,37 @@ def _end(directory: Path, summary: dict[str, Any]) -> int:
 
 def verb(arguments: list[str]) -> type:
     """`Train` with the flags of the agent that the arguments name."""
-    named = arguments[0] if arguments and not arguments[0].startswith("-") else "uhm"
-    kind = family(named)
-    fields: list[Any] = []
+    named = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    kind = family(named[0] if named else "uhm")
+    usual = _usual(kind, named[1:])
+    # What None stands for is in the flags' own words.
+    unset = [field for field in dataclasses.fields(Train) if field.default is None]
+    fields: list[Any] = [(f.name, Annotated[f.type, tyro.conf.arg(help_behavior_hint="")], f) for f in unset]
     for group, many in ((kind.Config, False), (kind.Hyper, True)):
         for field in dataclasses.fields(group):
             if field.name == "steps":  # has its own flag
                 continue
             plain = field.type if not many else (bool if isinstance(field.default, bool) else float)
-            fields.append((field.name, _flag(plain, many), dataclasses.field(default=() if many else None)))
+            hint = tyro.conf.arg(help_behavior_hint=f"(default: {usual[field.name]})")
+            flag = Annotated[_flag(plain, many), hint]
+            fields.append((field.name, flag, dataclasses.field(default=() if many else None)))
     built = dataclasses.make_dataclass("Train", fields, bases=(Train,))
     _refuse_unknown(arguments, [field.name for field in dataclasses.fields(built)])
-    _refuse_empty(arguments, ["hidden", *(field.name for field in dataclasses.fields(kind.Hyper))])
+    _refuse_no_values(arguments, ["hidden", *(field.name for field in dataclasses.fields(kind.Hyper))])
     built.__doc__ = f"{Train.__doc__}\n\n" + _attributes(kind)
     return built
+
+
+def _usual(kind: Family, names: list[str]) -> dict[str, str]:
+    """What every field of the agent is, on these tasks, if nothing is said."""
+    from uhm.train.plan import resolve
+
+    fields = (*dataclasses.fields(kind.Config), *dataclasses.fields(kind.Hyper))
+    values = {field.name: field.default for field in fields}
+    with contextlib.suppress(UhmError):  # a name that nobody knows, which is told later
+        plan = resolve(kind.name, names or "rooms")
+        values |= {**plan.config, **plan.hyper}
+    return {name: " ".join(map(str, v)) if isinstance(v, tuple) else str(v) for name, v in values.items()}
 
 
 def _refuse_unknown(arguments: list[str], known: list[str]) -> None:
@@ -134,11 +153,13 @@ def _refuse_unknown(arguments: list[str], known: list[str]) -> None:
             raise unknown("flag", argument.split("=")[0], close, "`uhm train AGENT --help` lists them.")
 
 
-def _refuse_empty(arguments: list[str], many: list[str]) -> None:
-    """A flag of several values may have none for tyro, which is as if it were not there."""
+def _refuse_no_values(arguments: list[str], many: list[str]) -> None:
+    """A flag of several values may have none for tyro, which is as if it were not there; and commas puzzle it."""
     for argument, following in itertools.pairwise([*arguments, "--"]):
         if argument.removeprefix("--").replace("-", "_") in many and following.startswith("--"):
             raise UhmError(f"{argument} needs a value.")
+        if argument.removeprefix("--").replace("-", "_") in many and "," in following:
+            raise UhmError(f"{argument} takes its values apart: {argument} {' '.join(following.split(','))}.")
 
 
 def _flag(plain: Any, many: bool) -> Any:

@@ -138,6 +138,10 @@ def collect(paths: Iterable[Path]) -> Collected:
     members = _precise(members)
     runs = [_with_methods(run, members) for run in runs]
     members = _once(members)
+    if all(run.environment.own for run in runs):
+        raise UhmError(
+            "these runs learned from logs, where there is no simulator: their picture.png shows what there is."
+        )
     if not members:
         raise UhmError(f"nothing to report yet: no run in {', '.join(map(str, paths))} has been evaluated.")
     return Collected(runs, members)
