@@ -80,6 +80,8 @@ def test_the_data_directory_can_come_from_the_environment(rooms):
     ("arguments", "message"),
     [
         (("data", "make", "cube-duble-play"), "Did you mean cube-double-play"),
+        (("data", "lst"), "unknown part of `uhm data` 'lst'. Did you mean list? There are list, get, make"),
+        (("suite", "rum", "paper"), "unknown part of `uhm suite` 'rum'. Did you mean run? There are plan, run."),
         (("data", "make"), "name at least one environment"),
         (("data", "make", "rooms", "--episodes", "0"), "--episodes must be at least 1"),
         (("data", "make", "rooms", "--seed", "-1"), "--seed must not be negative"),

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 import uhm
-from uhm import doctor, kernels
+from uhm import cli, doctor, kernels
 from uhm.data import download
 
 
@@ -102,6 +102,24 @@ def test_brackets_in_names_are_not_markup(found: dict[str, Any]) -> None:
 def test_a_missing_data_directory(tmp_path: Path) -> None:
     data = doctor._data(tmp_path / "none")
     assert (data["exists"], data["entries"]) == (False, [])
+
+
+def test_a_data_directory_that_is_a_file(
+    found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    data = doctor._data(path)
+    assert data["error"] == "not a directory"
+    with_it = found | {"data": data}
+    (warning,) = [line for line in doctor._warnings(with_it) if str(path) in line]
+    assert warning == f"data cannot be kept in {path} (not a directory): name another with --data-dir or UHM_DATA_DIR"
+    assert "does not exist yet" not in text(with_it)
+    monkeypatch.setattr(doctor, "report", lambda _: with_it | {"warnings": [warning]})
+    assert cli.run(["doctor", "--data-dir", str(path)]) == 1
+    assert "not a directory" in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "report", lambda _: found)
+    assert cli.run(["doctor"]) == 0
 
 
 @pytest.mark.parametrize(

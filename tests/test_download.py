@@ -433,5 +433,5 @@ def test_a_mirror_must_be_an_address(tmp_path: Path) -> None:
 
 def test_a_data_directory_that_cannot_be_written(site: Site, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(UhmError, match=r"cannot write .*taken.* choose a data directory"):
+    with pytest.raises(UhmError, match=r"cannot write .*taken.*: Not a directory; .* --data-dir or UHM_DATA_DIR"):
         get(site, tmp_path / "taken" / "below")

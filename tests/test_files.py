@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from uhm.agents import spec_of
 from uhm.data import load
 from uhm.errors import UhmError
 from uhm.train import load_run, train
@@ -20,6 +21,11 @@ def columns(n=12):
         "rewards": rng.normal(size=n),
         "masks": (np.arange(n) % 4 != 1).astype(float),
     }
+
+
+def at(row, value, n=12):
+    """Observations, all zero but for one row."""
+    return np.where(np.arange(n)[:, None] == row, value, np.zeros((n, 3)))
 
 
 def test_own_npz(tmp_path):
@@ -45,6 +51,16 @@ def test_masks_are_optional(tmp_path):
     [
         ({"rewards": None}, "field 'rewards' is missing"),
         ({"actions": 3.0 * np.ones((12, 2))}, r"'actions' reaches 3; scale actions to \[-1, 1\]"),
+        ({"actions": 1.0005 * np.ones((12, 2))}, r"'actions' reaches 1\.0005; scale"),
+        ({"actions": np.ones((12, 0))}, "field 'actions' has rows of width 0; each needs at least one number"),
+        ({"observations": np.ones((12, 0))}, "field 'observations' has rows of width 0"),
+        ({"observations": at(5, 1e39)}, r"'observations' has 1e\+39 at row 5, .* beyond 1e\+18: scale the field"),
+        ({"observations": at(7, -3e38)}, r"'observations' has -3e\+38 at row 7"),
+        ({"observations": at(7, np.inf)}, "'observations' has NaN or infinite values, the first at row 7"),
+        ({"observations": (at(9, 1.0) * 2e18).astype(np.int64)}, r"'observations' has 2e\+18 at row 9"),
+        ({"rewards": at(4, 1e300)[:, 1]}, r"'rewards' has 1e\+300 at row 4"),
+        ({"next_observations": np.zeros((12, 3))}, r"'next_observations' .*docs/index\.md#your-own-logs"),
+        ({"timeouts": np.zeros(12)}, r"'timeouts' .*docs/index\.md#your-own-logs"),
         ({"masks": np.full(12, 0.5)}, "'masks' must be 0"),
         ({"rewards": np.full(12, np.nan)}, "'rewards' has NaN"),
         ({name: values[:0] for name, values in columns().items()}, "field 'observations' has no rows"),
@@ -53,8 +69,38 @@ def test_masks_are_optional(tmp_path):
 def test_bad_own_files(edit, message, tmp_path):
     mine = {k: v for k, v in {**columns(), **edit}.items() if v is not None}
     np.savez(tmp_path / "log.npz", allow_pickle=True, **mine)
-    with pytest.raises(UhmError, match=message):
+    with pytest.raises(UhmError, match=message) as caught:
         load(str(tmp_path / "log.npz"))
+    assert "\n" not in str(caught.value)
+
+
+def test_large_values_that_can_be_kept_are(tmp_path):
+    """At the limit the statistics that training takes of the rows are still numbers."""
+    np.savez(tmp_path / "log.npz", allow_pickle=True, **{**columns(), "observations": at(5, 1e18)})
+    spec = spec_of(load(str(tmp_path / "log.npz")), 3)
+    for name in ("observation_mean", "observation_std", "change_std"):
+        assert np.isfinite(np.square(getattr(spec, name))).all()
+
+
+def test_fields_that_nothing_reads_are_named(tmp_path):
+    """Most of all because one of them may be a misspelt `masks`."""
+    np.savez(tmp_path / "log.npz", allow_pickle=True, **columns(), mask=np.zeros(12), infos=np.zeros(12))
+    with pytest.warns(UserWarning, match=r"log\.npz: nothing reads the fields 'mask', 'infos'") as caught:
+        assert load(str(tmp_path / "log.npz")).size == 9
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("damage", ["text", "half", "middle"])
+def test_a_damaged_file_of_ones_own_was_not_downloaded(damage, compressed, tmp_path):
+    path = tmp_path / "log.npz"
+    (np.savez_compressed if compressed else np.savez)(path, allow_pickle=True, **columns(500))
+    whole = path.read_bytes()
+    middle = whole[:1000] + bytes(64) + whole[1064:]
+    path.write_bytes({"text": b"no npz", "half": whole[: len(whole) // 2], "middle": middle}[damage])
+    with pytest.raises(UhmError, match=r"log\.npz: (not a readable npz file|damaged) .*; save it again") as caught:
+        load(str(path))
+    assert "download" not in str(caught.value) and "delete" not in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [{"transitions": 100}, {"split": "val"}, {"dataset": "other"}])

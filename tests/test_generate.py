@@ -1,6 +1,7 @@
 """Generating data: the episodes themselves, and the driver that must survive anything that happens to it."""
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -17,8 +18,8 @@ import numpy as np
 import ogbench
 import pytest
 
-from uhm import tasks
-from uhm.data import collect, collect_manipulation, expert, generate, load
+from uhm import cli, tasks
+from uhm.data import collect, collect_manipulation, expert, generate, load, order
 from uhm.data.collect_mazes import Maze, cells
 from uhm.data.generate_worker import episode_rng
 from uhm.data.npz_write import concatenate
@@ -359,7 +360,7 @@ def test_official_sizes(name: str, rows: int, episodes: int, monkeypatch: pytest
 
 
 def test_shards(tmp_path: Path) -> None:
-    shards = generate.plan(tasks.environment("cube-triple-play"), tmp_path, 2504)
+    shards = order.plan(tasks.environment("cube-triple-play"), tmp_path, 2504)
     assert [shard.episodes for shard in shards] == [
         (range(1000), range(100)),
         (range(1000, 2000), range(100, 200)),
@@ -371,7 +372,7 @@ def test_shards(tmp_path: Path) -> None:
 
 
 def test_sharded_files_hold_their_own_episodes(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "EPISODES_PER_SHARD", 10)
+    monkeypatch.setattr(order, "EPISODES_PER_SHARD", 10)
     environment = tasks.environment("cube-triple-play")
     paths = generate.make(environment, tmp_path, episodes=15, workers=2, rows=ROWS, progress=False)
     names = [f"cube-triple-play-v0-00{k}{val}.npz" for k in (0, 1) for val in ("", "-val")]
@@ -447,7 +448,7 @@ def test_episodes_may_be_added_on_resume(toys: None, tmp_path: Path, monkeypatch
 
 
 def test_interrupted_between_two_shards(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "EPISODES_PER_SHARD", 10)
+    monkeypatch.setattr(order, "EPISODES_PER_SHARD", 10)
     environment = tasks.environment("cube-triple-play")
     options: dict[str, Any] = {"episodes": 20, "workers": 1, "rows": ROWS, "progress": False}
     reference = [path.read_bytes() for path in generate.make(environment, tmp_path / "whole", **options)]
@@ -469,7 +470,7 @@ def test_runs_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(generate, "_WORKER", toy())
     with pytest.raises(UhmError, match="made with seed 0, not 1: use the same seed"):
         make_toys(tmp_path, seed=1)
-    monkeypatch.setattr(generate.importlib.metadata, "version", lambda name: "0.0.1")
+    monkeypatch.setattr(order.importlib.metadata, "version", lambda name: "0.0.1")
     with pytest.raises(UhmError, match=r"made with mujoco .*, not 0\.0\.1"):
         make_toys(tmp_path)
 
@@ -477,12 +478,107 @@ def test_runs_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_finished_files_are_never_overwritten(toys: None, tmp_path: Path) -> None:
     train, val = make_toys(tmp_path)
     before = train.read_bytes()
-    with pytest.raises(UhmError, match=r"never overwritten.*--data-dir"):
+    with pytest.raises(UhmError, match=r"made with seed 0, not 1, and is never overwritten.*--data-dir"):
         make_toys(tmp_path, seed=1)
+    with pytest.raises(UhmError, match=r"exists with 3 episodes, not 4, and is never overwritten"):
+        make_toys(tmp_path, 4)
     val.unlink()
-    with pytest.raises(UhmError, match="never overwritten"):
-        make_toys(tmp_path, seed=1)
+    for seed in (0, 1):
+        with pytest.raises(UhmError, match="never overwritten"):
+            make_toys(tmp_path, seed=seed)
     assert train.read_bytes() == before and list(tmp_path.glob("*.npz")) == [train]
+    train.write_bytes(before[: len(before) // 2])
+    with pytest.raises(UhmError, match="not a readable npz file"):
+        make_toys(tmp_path)
+
+
+def test_a_finished_set_is_left_as_it_is(toys: None, tmp_path: Path) -> None:
+    paths = make_toys(tmp_path)
+    before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in paths]
+    assert make_toys(tmp_path) == paths
+    assert [(path.read_bytes(), path.stat().st_mtime_ns) for path in paths] == before
+    assert len(made(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("environment", [POINT, tasks.ROOMS], ids=lambda environment: environment.name)
+def test_files_that_do_not_say_how_they_were_made_are_taken_for_the_default(
+    environment: tasks.Environment, toys: None, tmp_path: Path
+) -> None:
+    def call(seed: int) -> list[Path]:
+        return generate.make(environment, tmp_path, episodes=3, seed=seed, rows=ROWS, progress=False)
+
+    paths = call(0)
+    for path in paths:  # as OGBench's own are, and those that earlier versions made
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        np.savez(path, allow_pickle=False, **arrays)
+    assert call(0) == paths
+    with pytest.raises(UhmError, match="does not say that it was made with seed 1, and is never overwritten"):
+        call(1)
+
+
+def test_more_shards_than_asked_for_are_not_what_was_asked_for(
+    toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "EPISODES_PER_SHARD", 10)
+    environment = tasks.environment("cube-triple-play")
+    options: dict[str, Any] = {"workers": 2, "rows": ROWS, "progress": False}
+    paths = generate.make(environment, tmp_path, episodes=20, **options)
+    assert generate.make(environment, tmp_path, episodes=20, **options) == paths
+    with pytest.raises(UhmError, match=r"play-v0-001\.npz exists and is not part of what is asked for"):
+        generate.make(environment, tmp_path, episodes=10, **options)
+
+
+def test_an_interrupted_command_with_several_names_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build(*_: Any) -> Any:
+        raise AssertionError("only workers build simulators, and these are toys")
+
+    monkeypatch.setattr(collect, "recipe", lambda environment: collect.Recipe(ROWS, build))
+    names = ["rooms", "pointmaze-medium-navigate", "pointmaze-large-navigate"]
+    command = ["data", "make", *names, "--episodes", "2", "--workers", "1", "--data-dir", str(tmp_path)]
+    monkeypatch.setattr(generate, "_WORKER", toy(on_save="assert 'large' not in str(self.folder) or episode == 0"))
+    assert cli.run(command) == 2
+    assert "the same command again goes on" in capsys.readouterr().err
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.npz")}
+    assert len(before) == 4
+    monkeypatch.setattr(generate, "_WORKER", toy())
+    assert cli.run(command) == 0
+    said = capsys.readouterr()
+    for name in names:
+        assert (f"{name}: there already" in said.err) == (name != names[2])
+    assert said.out.split() == [str(tmp_path / f"{name}-v0{val}.npz") for name in names for val in ("", "-val")]
+    assert all(path.read_bytes() == data for path, data in before.items())
+    assert sorted(made(tmp_path)) == ["0 0", "0 0", "0 1", "0 1", "1 0", "1 0"]
+    assert cli.run(command) == 0  # `uhm data make X && uhm train uhm X` works twice
+    assert cli.run([*command, "--seed", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "made with seed 0, not 1" in said.splitlines()[-1]
+
+
+def test_what_cannot_be_made_is_said_before_anything_is(
+    toys: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["pointmaze-medium-navigate", "rooms", "humanoidmaze-medium-navigate"]
+    assert cli.run(["data", "make", *names, "--data-dir", str(tmp_path)]) == 2
+    assert "no scripted expert" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_rooms_killed_between_its_two_files_goes_on(tmp_path: Path) -> None:
+    train, val = generate.make(tasks.ROOMS, tmp_path, episodes=3)
+    whole, kept = val.read_bytes(), train.stat().st_mtime_ns
+    val.unlink()
+    assert generate.make(tasks.ROOMS, tmp_path, episodes=3) == [train, val]
+    assert val.read_bytes() == whole and train.stat().st_mtime_ns == kept
+
+
+def test_files_say_how_they_were_made(toys: None, tmp_path: Path) -> None:
+    for path in [*make_toys(tmp_path, seed=5), *generate.make(tasks.ROOMS, tmp_path, episodes=3, seed=5)]:
+        with zipfile.ZipFile(path) as archive:
+            note = json.loads(archive.comment)
+        assert note["seed"] == 5 and path.name.startswith(note["environment"])
 
 
 def test_only_one_process_at_a_time(toys: None, tmp_path: Path) -> None:
@@ -521,8 +617,9 @@ def test_ctrl_c_stops_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 def test_unwritable_directory(toys: None, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UhmError, match=r"cannot write .*file"):
-        make_toys(tmp_path / "file" / "data")
+    for environment in (POINT, tasks.ROOMS):
+        with pytest.raises(UhmError, match=r"cannot write .*file.*: Not a directory; .* --data-dir or UHM_DATA_DIR"):
+            generate.make(environment, tmp_path / "file" / "data", episodes=1)
 
 
 def test_full_disk(tmp_path: Path) -> None:
@@ -537,11 +634,13 @@ def test_full_disk(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.npz")) and not list(tmp_path.glob("*.tmp*"))
 
 
+@pytest.mark.parametrize("environment", [POINT, tasks.ROOMS], ids=lambda environment: environment.name)
 @pytest.mark.parametrize(("option", "value"), [("episodes", 0), ("workers", 0), ("seed", -1)])
-def test_numbers_that_make_no_sense(option: str, value: int, tmp_path: Path) -> None:
+def test_numbers_that_make_no_sense(environment: tasks.Environment, option: str, value: int, tmp_path: Path) -> None:
     with pytest.raises(UhmError, match=f"{option} is {value}"):
         options: dict[str, Any] = {option: value}
-        generate.make(POINT, tmp_path, **options)
+        generate.make(environment, tmp_path, **options)
+    assert not list(tmp_path.iterdir())
 
 
 def test_workers_never_import_jax() -> None:

@@ -1,10 +1,14 @@
 """What `inspect` says of a data set whose facts are known by construction, and that its pictures are pictures."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 
 from uhm import cli, tasks
 from uhm.data.dataset import make_dataset
+from uhm.data.generate import make
 from uhm.data.inspect import describe, picture
 from uhm.errors import UhmError
 
@@ -41,6 +45,59 @@ def test_a_picture_that_cannot_be_written_is_one_line(data, tmp_path, capsys, mo
     monkeypatch.chdir(tmp_path)
     assert cli.run(["data", "inspect", "rooms", "--out", "picture.foo"]) == 2
     assert capsys.readouterr().err == "uhm: --out is picture.foo, and must end in .png, .pdf, .svg or .jpg.\n"
+
+
+def test_the_default_makes_its_own_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["data", "inspect", "--data-dir", "data"]) == 0
+    assert "rooms: 100,000 transitions" in capsys.readouterr().out
+    assert (tmp_path / "rooms.png").exists()
+
+
+def test_check_writes_nothing_and_says_what_would(tmp_path, capsys):
+    assert cli.run(["data", "check", "rooms", "--data-dir", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "`uhm data make rooms`" in said
+    assert "uhm data get" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small(tmp_path):
+    make(tasks.ROOMS, tmp_path, episodes=20)
+    return tmp_path
+
+
+def test_list_counts_what_is_here(small, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.run(["data", "list", "paper", "rooms", "--data-dir", str(small)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"rooms .* 100,000 +2,000\n", said)
+    assert re.search(r"scene-play .* 1,000,000 +-\n", said)
+    (small / "scene-play-v0.npz").write_text("no npz")
+    assert cli.run(["data", "list", "scene-play", "--data-dir", str(small)]) == 0
+    assert re.search(r"scene-play .* 1,000,000 +unreadable\n", capsys.readouterr().out)
+    assert cli.run(["data", "list", "--json", "--data-dir", str(small)]) == 0
+    here = {row["environment"]: row["transitions_here"] for row in json.loads(capsys.readouterr().out)}
+    assert here["rooms"] == 2000
+    assert here["scene-play"] is None
+    assert here["puzzle-3x3-play"] == 0
+
+
+def test_check_says_when_data_are_few(small, capsys):
+    assert cli.run(["data", "check", "--data-dir", str(small)]) == 0
+    train, val = capsys.readouterr().out.splitlines()
+    assert train.startswith(f"ok  {small / 'rooms-v0.npz'}: 2,000 transitions, 2.0% of the official size")
+    assert val == f"ok  {small / 'rooms-v0-val.npz'}: 200 transitions"
+
+
+def test_a_data_directory_that_is_a_file(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for verb in (["list"], ["check"], ["inspect"], ["make", "rooms"]):
+        assert cli.run(["data", *verb, "--data-dir", str(tmp_path / "file")]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert f"{tmp_path / 'file'} is not a directory" in said
 
 
 @pytest.mark.parametrize("maze", [True, False])

@@ -1,5 +1,6 @@
 """Samplers on random trajectory layouts: nothing ever crosses a trajectory's end, every valid start is drawn."""
 
+import dataclasses
 import itertools
 
 import hypothesis
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from uhm import tasks as known
 from uhm.agents import spec_of
 from uhm.data import sampling
 from uhm.data.dataset import make_dataset, share_of_ends
@@ -89,6 +91,37 @@ def test_members_read_their_own_task_from_shared_rows():
     batch = jax.jit(jax.vmap(sampling.transitions(16), in_axes=(data.member_axes(), 0)))(data, keys)
     np.testing.assert_array_equal(batch.rewards[0], -3 * batch.observations[0, :, 1])
     np.testing.assert_array_equal(batch.rewards[1], -batch.observations[1, :, 1])
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_tasks_go_by_index_from_0_or_by_name(on_device):
+    data = build([6, 7], tasks=3)
+    data = data.to_device() if on_device else data
+    rewards = sampling.transitions(16)(data.with_task(2), jax.random.key(0)).rewards
+    for task in ("t2", np.array(2), jnp.array(2)):
+        np.testing.assert_array_equal(
+            sampling.transitions(16)(data.with_task(task), jax.random.key(0)).rewards, rewards
+        )
+    for task in (3, -1, np.array([0, 3]), np.array([-1, 0]), jnp.array(5), True):
+        with pytest.raises(UhmError, match=r"task .* must be 0 to 2, counted from 0, or a name: t0, t1, t2"):
+            data.with_task(task)
+    with pytest.raises(UhmError, match=r"unknown task 't3'.* t0, t1, t2"):
+        data.with_task("t3")
+    # What is traced has no value yet, and is left to the one who traces.
+    assert jax.jit(lambda task: data.to_device().with_task(task).task)(7) == 7
+
+
+@pytest.mark.parametrize("name", ["cube-double-play-task2", "/where/ever/log.npz", "minari:a/b-v0"])
+def test_tasks_are_known_by_their_task(name):
+    task = known.task(name)
+    names = tuple(other.name for other in task.environment.tasks)
+    data = build([6, 7], tasks=len(names))
+    data = dataclasses.replace(data, names=names if len(names) > 1 else (name.removeprefix("minari:"),))
+    column = [0, 1][len(names) > 1]
+    assert data.with_task(task).task == column
+    assert data.with_task(task.name).task == column
+    with pytest.raises(UhmError, match="unknown task 'scene-play-task1'"):
+        data.with_task(known.task("scene-play-task1"))
 
 
 @pytest.mark.parametrize("sampler", [sampling.transitions(8), sampling.windows(8, 3), sampling.chunks(8, 2)])

@@ -11,7 +11,7 @@ import ogbench
 import pytest
 
 from uhm import envs, tasks
-from uhm.data import source
+from uhm.data import download, generate, source
 from uhm.data.dataset import share_of_ends
 from uhm.data.goals import goals
 from uhm.errors import UhmError
@@ -193,7 +193,7 @@ def test_memory_for_loading_is_the_size_of_the_data_once(tmp_path):
 
 BAD = {
     "missing": (None, "no train data for pointmaze-medium-navigate"),
-    "half a file": ("half", "not a readable npz file"),
+    "half a file": ("half", "not a readable npz file .* half a download: delete it and get or make it again"),
     "not an npz": ("text", "not a readable npz file"),
     "no observations": ({"observations": None}, "field 'observations' is missing"),
     "no qpos": ({"qpos": None}, "field 'qpos' is missing"),
@@ -201,6 +201,8 @@ BAD = {
     "text": ({"actions": lambda x: x.astype(str)}, "field 'actions' has type <U32"),
     "pickle": ({"qvel": lambda x: np.array([{}] * len(x))}, "field 'qvel' holds Python objects"),
     "nan": ({"observations": lambda x: np.where(np.arange(len(x))[:, None] == 7, np.nan, x)}, "first at row 7"),
+    "too large": ({"observations": lambda x: x.astype(float) + 1e39}, r"'observations' has 1e\+39 at row 0"),
+    "no width": ({"qpos": lambda x: x[:, :0]}, "field 'qpos' has rows of width 0"),
     "inf": ({"actions": lambda x: np.where(np.arange(len(x))[:, None] == 9, np.inf, x)}, "'actions' has NaN or inf"),
     "wrong size": ({"observations": lambda x: x[:, :1]}, "has size 1, but pointmaze-medium-navigate has 2"),
     "wrong dimensions": ({"actions": lambda x: x[:, 0]}, "field 'actions' has shape"),
@@ -233,6 +235,34 @@ def test_bad_files_get_one_line_that_names_file_and_field(case, placement, maze,
     assert "\n" not in str(error.value)
     assert change is None or str(path) in str(error.value)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before, "nothing is written or deleted"
+
+
+@pytest.mark.parametrize("name", tasks.ENVIRONMENTS)
+def test_missing_data_come_with_advice_that_works(name, tmp_path):
+    """What is advised is tried, as far as it goes without a network and without an hour of simulation."""
+    environment = tasks.environment(name)
+    with pytest.raises(UhmError) as caught:
+        source.find(environment, tmp_path)
+    said = str(caught.value)
+    assert said.startswith(f"no train data for {name} in {tmp_path}: ")
+    assert ("`uhm data get" in said) == (environment is not tasks.ROOMS)
+    if "`uhm data get" in said:
+        assert download.files(environment)
+    try:
+        generate.finished(environment, tmp_path)
+    except UhmError:
+        assert "uhm data make" not in said
+    else:
+        assert f"`uhm data make {name}`" in said
+    assert environment.dataset in said
+    assert ("folder" in said) == environment.sharded
+
+
+def test_files_of_ogbench_load_whatever_else_they_hold(maze, tmp_path):
+    environment, _, columns = maze
+    extra = {name: np.zeros(len(columns["actions"])) for name in ("timeouts", "next_observations", "anything")}
+    write(tmp_path, environment, {**columns, **extra})
+    assert source.load(environment, data_dir=tmp_path).size == 6 * 39
 
 
 def test_tasks_of_two_environments_are_refused():

@@ -136,6 +136,8 @@ def _has_nvidia_gpu() -> bool:
 
 def _data(folder: Path) -> dict[str, Any]:
     entries = []
+    if folder.exists() and not folder.is_dir():
+        return {"path": str(folder), "exists": True, "entries": entries, "error": "not a directory"}
     try:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.is_dir() and "-100m-" in path.name:
@@ -186,6 +188,10 @@ def _warnings(found: dict[str, Any]) -> list[str]:
         warnings.append(f"JAX finds no device: {found['devices']['error']}")
     elif found["host"]["gpu"] and all(device["platform"] == "cpu" for device in found["devices"]["found"]):
         warnings.append("there is an NVIDIA GPU, but JAX runs on the CPU: pip install 'uhm[cuda]'")
+    data = found["data"]
+    if data["error"]:
+        why = f"{data['path']} ({data['error']})"
+        warnings.append(f"data cannot be kept in {why}: name another with --data-dir or UHM_DATA_DIR")
     if found["rendering"]["backend"] is None:
         warnings.append("MuJoCo cannot draw, so there are no videos: install libEGL (libegl1) or OSMesa (libosmesa6)")
     return warnings

@@ -1,6 +1,7 @@
 """`uhm data list | get | make | check | inspect`."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +27,10 @@ class _Common:
     def directory(self) -> Path:
         from uhm.data.source import data_directory
 
-        return data_directory(self.data_dir)
+        directory = data_directory(self.data_dir)
+        if directory.exists() and not directory.is_dir():
+            raise UhmError(f"{directory} is not a directory: name another with --data-dir or UHM_DATA_DIR.")
+        return directory
 
 
 def _environments(names: tuple[str, ...]) -> list[tasks.Environment]:
@@ -49,20 +53,23 @@ class List(_Common):
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(box=None, header_style="bold", title=f"data in {self.directory}", title_justify="left")
+        # Tight, so that the longest names and the largest numbers fit into 80 columns.
+        table = Table(box=None, header_style="bold", collapse_padding=True, pad_edge=False)
         for column in ("environment", "suite"):
             table.add_column(column, no_wrap=True)
-        for column in ("obs", "act", "limit", "transitions", "here"):
+        for column in ("obs", "act", "limit", "official", "here"):
             table.add_column(column, justify="right")
         for row in rows:
-            here = f"{row['bytes_here'] / 1e6:,.0f} MB" if row["bytes_here"] else "-"
+            here = "unreadable" if row["transitions_here"] is None else f"{row['transitions_here']:,}"
             sizes = [row[k] for k in ("observation_size", "action_size", "episode_limit", "transitions")]
-            table.add_row(row["environment"], row["suite"], *(f"{n:,}" for n in sizes), here)
+            table.add_row(row["environment"], row["suite"], *(f"{n:,}" for n in sizes), here if row["files"] else "-")
+        print(f"Transitions of official data, and in {self.directory}:")
         Console().print(table)
         print("Each environment has five tasks, ENVIRONMENT-task1 to ENVIRONMENT-task5.")
         return 0
 
     def _row(self, env: tasks.Environment) -> dict[str, Any]:
+        files = _found(env, self.directory)
         fields = ("suite", "domain", "dataset", "transitions", "observation_size", "action_size", "episode_limit")
         return {
             "environment": env.name,
@@ -72,7 +79,9 @@ class List(_Common):
                 for field in ("default_task", "steps", "discount", "lambda_f", "seeds", "q_agg")
             },
             "tasks": [task.name for task in env.tasks],
-            "bytes_here": sum(path.stat().st_size for path in _found(env, self.directory)),
+            "files": [str(path) for path in files],
+            "bytes_here": sum(path.stat().st_size for path in files),
+            "transitions_here": _count(files),
         }
 
 
@@ -88,13 +97,13 @@ class Get(_Common):
     """Base addresses to try before the official one (default: $UHM_MIRRORS)."""
 
     def __call__(self) -> int:
-        from uhm.data.download import download
+        from uhm.data.download import download, files
 
         _need_names(self.names)
-        paths = []
-        for env in _environments(self.names):
-            if env is tasks.ROOMS:
-                raise UhmError("rooms has no official files; make it with `uhm data make rooms`.")
+        paths, wanted = [], _environments(self.names)
+        for env in wanted:
+            files(env, self.shards)  # what has none is said before anything is downloaded
+        for env in wanted:
             paths += download(
                 env, self.directory, shards=self.shards, mirrors=self.mirror or None, progress=not self.json
             )
@@ -104,7 +113,10 @@ class Get(_Common):
 
 @dataclass
 class Make(_Common):
-    """Generate data with OGBench's own scripted oracles. Stop it at any time: the same command goes on."""
+    """Generate data with OGBench's own scripted oracles. Stop it at any time: the same command goes on.
+
+    What is there already, as it is asked for, is left as it is.
+    """
 
     names: Positional[tuple[str, ...]] = ()
     """Environments to make data for."""
@@ -118,7 +130,7 @@ class Make(_Common):
     """For antmaze: an npz file with the weights of a policy that walks in a given direction."""
 
     def __call__(self) -> int:
-        from uhm.data.generate import make
+        from uhm.data.generate import finished, make
 
         _need_names(self.names)
         for field in ("episodes", "workers"):
@@ -127,17 +139,14 @@ class Make(_Common):
                 raise UhmError(f"--{field} must be at least 1, not {value}.")
         if self.seed < 0:
             raise UhmError(f"--seed must not be negative, not {self.seed}.")
+        asked: dict[str, Any] = {"episodes": self.episodes, "seed": self.seed, "expert": self.expert}
+        # All are looked at before the first is made, for that may take hours.
+        there = {env: finished(env, self.directory, **asked) for env in _environments(self.names)}
         paths = []
-        for env in _environments(self.names):
-            paths += make(
-                env,
-                self.directory,
-                episodes=self.episodes,
-                workers=self.workers,
-                seed=self.seed,
-                expert=self.expert,
-                progress=not self.json,
-            )
+        for env, done in there.items():
+            if done:
+                print(f"{env.name}: there already, nothing to make.", file=sys.stderr)
+            paths += make(env, self.directory, workers=self.workers, progress=not self.json, **asked)
         _report_paths(paths, self.json)
         return 0
 
@@ -166,7 +175,7 @@ class Check(_Common):
             print(json.dumps(results, indent=2))
         else:
             for result in results:
-                print(f"{'ok ' if result['ok'] else 'BAD'} {result['error'] or result['data']}")
+                print(_verdict(result))
         return 0 if all(result["ok"] for result in results) else 1
 
 
@@ -183,6 +192,7 @@ class Inspect(_Common):
 
     def __call__(self) -> int:
         from uhm.data.inspect import describe, picture
+        from uhm.data.source import provide
 
         if self.split not in ("train", "val"):
             raise UhmError(f"--split must be train or val, not '{self.split}'.")
@@ -190,6 +200,8 @@ class Inspect(_Common):
             raise UhmError(f"--out is {self.out}, and must end in {', '.join(kinds[:-1])} or {kinds[-1]}.")
         own = tasks.is_own(self.name)
         env = None if own else _environments((self.name,))[0]
+        if env is not None:
+            provide(env, self.directory)
         data = _load(self.name, self.directory, self.split)
         facts = describe(data, env)
         title = tasks.title(self.name)
@@ -242,6 +254,16 @@ def _found(env: tasks.Environment, directory: Path, split: Any = "train") -> lis
         return []
 
 
+def _count(files: list[Path]) -> int | None:
+    """The transitions in files; None where they cannot be read, which `check` explains."""
+    from uhm.data.source import count
+
+    try:
+        return count(files) if files else 0
+    except UhmError:
+        return None
+
+
 def _load(what: Any, directory: Path, split: Any = "train") -> "Dataset":
     from uhm.data.source import load
 
@@ -249,11 +271,21 @@ def _load(what: Any, directory: Path, split: Any = "train") -> "Dataset":
 
 
 def _checked(label: str, what: Any, directory: Path, split: Any = "train") -> dict[str, Any]:
+    from uhm.data.inspect import shortfall
+
     try:
         data = _load(what, directory, split)
     except UhmError as error:
         return {"data": label, "ok": False, "error": str(error)}
-    return {"data": label, "ok": True, "error": "", "transitions": data.size}
+    few = shortfall(data.size, what) if isinstance(what, tasks.Environment) and split == "train" else ""
+    return {"data": label, "ok": True, "error": "", "transitions": data.size, "note": few}
+
+
+def _verdict(result: dict[str, Any]) -> str:
+    if not result["ok"]:
+        return f"BAD {result['error']}"
+    note = f", {result['note']}" if result["note"] else ""
+    return f"ok  {result['data']}: {result['transitions']:,} transitions{note}"
 
 
 def _print_facts(title: str, facts: dict[str, Any]) -> None:

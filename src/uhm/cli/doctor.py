@@ -25,4 +25,4 @@ class Doctor:
             print(json.dumps(found, indent=2))
         else:
             Console().print(doctor.render(found))
-        return 0
+        return 1 if found["data"]["error"] else 0

@@ -10,9 +10,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Bool, Float, Int, Num, Shaped
 
-from uhm.errors import UhmError
+from uhm.errors import UhmError, unknown
+from uhm.tasks import Task, title
 
 Array = jax.Array | np.ndarray
 
@@ -49,10 +51,34 @@ class Dataset(eqx.Module):
     def on_host(self) -> bool:
         return isinstance(self.observations, np.ndarray)
 
-    def with_task(self, task: int | Int[Array, "*members"]) -> "Dataset":
-        """The same data read as another task; an array of task numbers makes one view per member."""
-        index = np.asarray(task, np.int32) if self.on_host else jax.numpy.asarray(task, jax.numpy.int32)
+    def with_task(self, task: str | Task | int | Int[Array, "*members"]) -> "Dataset":
+        """The same data read as another task: its name, or its index in `names`, counted from 0.
+
+        An array of indices makes one view per member.
+        """
+        index = self._column(task) if isinstance(task, str | Task) else task
+        self._check_columns(index)
+        index = np.asarray(index, np.int32) if self.on_host else jax.numpy.asarray(index, jax.numpy.int32)
         return eqx.tree_at(lambda d: d.task, self, index)
+
+    def _column(self, task: str | Task) -> int:
+        name = task.name if isinstance(task, Task) else task
+        titles = [title(known) for known in self.names]  # logs are the same ones wherever the file is
+        if title(name) not in titles:
+            raise unknown("task", name, self.names, f"The data have {', '.join(self.names)}.")
+        return titles.index(title(name))
+
+    def _check_columns(self, index: int | Int[Array, "*members"]) -> None:
+        """An index that is not there would read the column next to it, for that is how JAX gathers."""
+        if isinstance(index, Tracer):  # has no value yet
+            return
+        count = self.rewards.shape[0]
+        wrong = [i for i in np.ravel(index).tolist() if type(i) is not int or not 0 <= i < count]
+        if wrong:
+            raise UhmError(
+                f"task {wrong[0]} is not in the data: it must be 0 to {count - 1}, counted from 0, or a name: "
+                f"{', '.join(self.names)}."
+            )
 
     def member_axes(self) -> "Dataset":
         """What `jax.vmap` needs as `in_axes` to map over members: only the task differs, all else is shared."""

@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from uhm.data import available
+from uhm.data.npz_write import writing_data
 from uhm.data.transfer import Cut, Part, Rejected, ServerError, chunks, open_url, transfer
 from uhm.errors import UhmError
 from uhm.tasks import Environment
@@ -26,8 +28,6 @@ SUMS_NAME = "SHA256SUMS"
 SUMS_CHUNKS = 4  # no listing of sums is longer than this many chunks
 # SHA-256 by path below the data directory. Empty: no sum has been checked against an official file yet.
 KNOWN_SHA256: dict[str, str] = {}
-# Families whose collection policy is a script; the others need a trained expert.
-GENERATED = ("cube-", "scene-", "puzzle-", "pointmaze-")
 _SUM_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](?:\./)?(\S+)")
 
 
@@ -40,17 +40,17 @@ def official_url() -> str:
 
 def files(environment: Environment, shards: int | None = None) -> list[str]:
     """The paths, below the data directory or a server's base URL, of the files that make up the data set."""
-    if environment.suite == "embedded":
+    if not available.official(environment):
         raise UhmError(f"{environment.name} has no official files; make it with `uhm data make {environment.name}`.")
     if not environment.sharded:
         if shards is not None:
             raise UhmError(f"{environment.name} is one file, not shards; leave out the number of shards.")
         return [f"{environment.dataset}.npz", f"{environment.dataset}-val.npz"]
     per_shard = 4_000_000 if environment.name.startswith("humanoidmaze-giant") else 1_000_000
-    available = 100_000_000 // per_shard
+    most = 100_000_000 // per_shard
     count = -(-environment.transitions // per_shard) if shards is None else shards
-    if not 1 <= count <= available:
-        raise UhmError(f"{environment.name} has 1 to {available} shards, not {count}.")
+    if not 1 <= count <= most:
+        raise UhmError(f"{environment.name} has 1 to {most} shards, not {count}.")
     stem = f"{environment.dataset}/{environment.dataset.replace('-100m', '')}"
     return [f"{stem}-{i:03d}{part}.npz" for i in range(count) for part in ("", "-val")]
 
@@ -88,12 +88,9 @@ def download(
                 if not zipfile.is_zipfile(path):
                     raise UhmError(f"{path} is not a readable npz file; remove it and download it again.")
                 continue
-            try:
+            with writing_data(path.parent):  # errors of the network never come this far: this is the disk
                 path.parent.mkdir(parents=True, exist_ok=True)
                 failures = _fetch(bases, name, path, bar, sums)
-            except OSError as error:  # errors of the network never come this far: this is the disk
-                why = error.strerror or error
-                raise UhmError(f"cannot write {path} ({why}); choose a data directory with room for it.") from error
             if failures:
                 raise UhmError(_advice(environment, name, data_dir, failures))
     return [data_dir / name for name in wanted]
@@ -112,7 +109,7 @@ def _bases(mirrors: Sequence[str] | None) -> list[str]:
 def _advice(environment: Environment, name: str, data_dir: Path, failures: dict[str, str]) -> str:
     """One line: what failed where, and the ways to get the data nonetheless."""
     tried = "; ".join(f"{urlsplit(base).netloc}: {why}" for base, why in failures.items())
-    make = f"make the data with `uhm data make {environment.name}`, " if environment.name.startswith(GENERATED) else ""
+    make = f"make the data with `uhm data make {environment.name}`, " if available.makeable(environment) else ""
     where = data_dir / environment.dataset if environment.sharded else data_dir
     place = f"name a mirror in {MIRRORS_VARIABLE}, or place OGBench's files in {where}"
     advice = f"{make}{place}."

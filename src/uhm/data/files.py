@@ -5,6 +5,7 @@ row, plus `rewards`, and optionally `masks` (0 where the task ends at that row; 
 mask of a row belong to the action taken there.
 """
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,36 @@ from uhm.data.npz import NpzFile
 from uhm.errors import UhmError
 from uhm.tasks import MINARI
 
+FIELDS = {"observations": 2, "actions": 2, "terminals": 1, "rewards": 1, "masks": 1}  # and their dimensions
+# Other libraries' files of transitions have these. Read as rows, trajectories of theirs would be joined to each other.
+FOREIGN = ("next_observations", "timeouts")
+LARGEST = 1e18  # Networks and losses square and add what they are given, and 32 bits end at 3e38.
+
 
 def load_npz(path: Path) -> Dataset:
     """The data set in one npz file, on the host."""
     file = NpzFile(path)
-    fields = {"observations": 2, "actions": 2, "terminals": 1, "rewards": 1}
-    if "masks" in file.arrays:
-        fields["masks"] = 1
+    _check_fields(file)
+    fields = {name: ndim for name, ndim in FIELDS.items() if name != "masks" or name in file.arrays}
     for name, ndim in fields.items():
         file.require(name, ndim)
     blocks = list(file.rows(fields))
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in fields}
     return from_rows(columns, path.stem, str(path))
+
+
+def _check_fields(file: NpzFile) -> None:
+    """Refuse another layout that has the same names in it, and name what nothing reads: it may be misspelt."""
+    for name in FOREIGN:
+        if name in file.arrays:
+            raise UhmError(
+                f"{file.path}: field '{name}' is of another layout, with a row per transition; "
+                "docs/index.md#your-own-logs has the lines that convert it."
+            )
+    ignored = [name for name in file.arrays if name not in FIELDS]
+    if ignored:
+        names = ", ".join(f"'{name}'" for name in ignored)
+        warnings.warn(f"{file.path}: nothing reads the fields {names}; known are {', '.join(FIELDS)}.", stacklevel=3)
 
 
 def from_rows(columns: dict[str, np.ndarray], name: str, source: str) -> Dataset:
@@ -35,7 +54,7 @@ def from_rows(columns: dict[str, np.ndarray], name: str, source: str) -> Dataset
         check_finite(columns[field], field, source)
     actions = columns["actions"]
     if np.abs(actions).max() > 1 + 1e-4:
-        raise UhmError(f"{source}: field 'actions' reaches {np.abs(actions).max():.3g}; scale actions to [-1, 1].")
+        raise UhmError(f"{source}: field 'actions' reaches {np.abs(actions).max():.6g}; scale actions to [-1, 1].")
     masks = columns.get("masks", np.ones(len(actions), bool))
     if not np.isin(masks, (0, 1)).all():
         raise UhmError(f"{source}: field 'masks' must be 0 (task ends here) or 1.")
@@ -51,10 +70,19 @@ def from_rows(columns: dict[str, np.ndarray], name: str, source: str) -> Dataset
 
 
 def check_finite(values: np.ndarray, field: str, source: str, first_row: int = 0) -> None:
-    """Refuse NaN and infinity, naming the first row that has one."""
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        row = first_row + int(np.argwhere(~np.isfinite(values))[0, 0])
-        raise UhmError(f"{source}: field '{field}' has NaN or infinite values, the first at row {row}.")
+    """Refuse what is no number, or none that can be learned from, in the 32 bits that are kept; names the first row."""
+    with np.errstate(over="ignore"):
+        kept = values.astype(np.float32, copy=False)
+    if kept.min() >= -LARGEST and kept.max() <= LARGEST:  # neither is true where there is a NaN
+        return
+    at = tuple(np.argwhere(~(np.abs(kept) <= LARGEST))[0])
+    row = first_row + int(at[0])
+    if np.isfinite(values[at]):
+        raise UhmError(
+            f"{source}: field '{field}' has {values[at]:.6g} at row {row}, "
+            f"and cannot be learned from beyond {LARGEST:g}: scale the field, or drop that trajectory."
+        )
+    raise UhmError(f"{source}: field '{field}' has NaN or infinite values, the first at row {row}.")
 
 
 def load_minari(name: str) -> Dataset:
@@ -70,7 +98,8 @@ def load_minari(name: str) -> Dataset:
     parts: dict[str, list[Any]] = {f: [] for f in ("observations", "actions", "terminals", "rewards", "masks")}
     for episode in store.iterate_episodes():
         observations, actions = np.asarray(episode.observations), np.asarray(episode.actions)
-        if observations.ndim != 2 or actions.ndim != 2 or actions.dtype.kind != "f":
+        flat = observations.ndim == actions.ndim == 2 and 0 not in observations.shape + actions.shape
+        if not flat or actions.dtype.kind != "f":
             raise UhmError(f"{MINARI}{name}: only flat observations and continuous actions can be used.")
         end = np.zeros(len(observations), bool)
         end[-1] = True

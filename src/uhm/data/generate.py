@@ -5,8 +5,6 @@ any number of processes, and a run that was killed goes on where it stopped. The
 """
 
 import dataclasses
-import hashlib
-import importlib.metadata
 import json
 import os
 import selectors
@@ -16,38 +14,21 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from uhm.data import collect, expert
-from uhm.data.npz import NpzFile
-from uhm.data.npz_write import atomically, concatenate
-from uhm.data.parts import SPLITS, Parts
+from uhm.data.existing import as_asked
+from uhm.data.npz_write import concatenate, save, writing_data
+from uhm.data.order import Job, Order, Shard, order
+from uhm.data.parts import SPLITS, Parts, as_note
 from uhm.envs import rooms
 from uhm.errors import UhmError
 from uhm.tasks import ROOMS, Environment
 
-EPISODES_PER_SHARD = 1000
-_FORMAT = 1
 # Two, so that a worker has its next episode while this process is busy joining files.
 _JOBS_PER_WORKER = 2
 _WORKER: tuple[str, ...] = ("-m", "uhm.data.generate_worker")
-
-Job = tuple[int, int]  # split, episode
-
-
-class Shard(NamedTuple):
-    """A pair of files to make, training and validation, and the episodes they are made of."""
-
-    stem: Path
-    episodes: tuple[range, range]
-
-    def path(self, split: int) -> Path:
-        return self.stem.with_name(f"{self.stem.name}{('', '-val')[split]}.npz")
-
-    def jobs(self) -> list[Job]:
-        return [(split, episode) for split, episodes in enumerate(self.episodes) for episode in episodes]
 
 
 def make(
@@ -66,107 +47,69 @@ def make(
     `episodes` is the number of training episodes (default: the size of the official set); a tenth as many validation
     episodes come on top. `workers` is the number of processes (default: one per core). `expert` is the file of the
     policy that ants walk by (`uhm.data.expert` has its format). `rows` overrides the length of an episode.
+
+    A set that is there as it is asked for stays as it is. One that differs, as far as its files tell, is an error.
     """
-    if environment is ROOMS:
-        return _rooms(data_dir.expanduser().resolve(), episodes or environment.transitions // ROOMS.episode_limit, seed)
-    recipe = collect.recipe(environment)
-    _check_expert(environment, recipe, expert)
-    rows = rows or recipe.rows
-    episodes = environment.transitions // (rows - 1) if episodes is None else episodes
-    for name, value, least in (("episodes", episodes, 1), ("workers", workers, 1), ("seed", seed, 0)):
-        if value is not None and value < least:
-            raise UhmError(f"{name} is {value}, and must be at least {least}.")
-    data_dir = data_dir.expanduser().resolve()
-    shards = plan(environment, data_dir, episodes)
-    paths = [shard.path(split) for shard in shards for split in range(len(SPLITS))]
-    parts = Parts(data_dir / f"{environment.dataset}.parts")
+    if workers is not None and workers < 1:
+        raise UhmError(f"workers is {workers}, and must be at least 1.")
+    asked = order(environment, data_dir, episodes, seed, expert, rows)
+    with writing_data(asked.data_dir):
+        if not asked.finished():
+            if environment is ROOMS:
+                _make_rooms(asked)
+            else:
+                _make_episodes(asked, expert, workers or _cores(), progress)
+    return list(asked.files)
+
+
+def finished(
+    environment: Environment,
+    data_dir: Path,
+    *,
+    episodes: int | None = None,
+    seed: int = 0,
+    expert: Path | None = None,
+    rows: int | None = None,
+) -> bool:
+    """Whether `make` has nothing left to do. What it would refuse is refused here, before it takes its time."""
+    asked = order(environment, data_dir, episodes, seed, expert, rows)
+    with writing_data(asked.data_dir):
+        return asked.finished()
+
+
+def _make_rooms(asked: Order) -> None:
+    """The embedded default: all walkers at once, in a second, so there is nothing to share out."""
+    asked.data_dir.mkdir(parents=True, exist_ok=True)
+    seed, rows = asked.manifest["seed"], asked.manifest["rows"]
+    for path, (split, episodes) in asked.files.items():
+        if not path.exists():  # one of the two is there after a kill between them
+            columns = rooms.walk(np.random.default_rng([seed, split]), episodes, rows)
+            save(path, columns, as_note(asked.manifest))
+
+
+def _make_episodes(asked: Order, expert: Path | None, workers: int, progress: bool) -> None:
+    parts = asked.parts
     setup = {
-        "environment": dataclasses.asdict(environment),
+        "environment": dataclasses.asdict(asked.environment),
         "parts": str(parts.folder),
-        "seed": seed,
-        "rows": rows,
+        "seed": asked.manifest["seed"],
+        "rows": asked.manifest["rows"],
         "expert": None if expert is None else str(expert.resolve()),
     }
-    try:
-        if not parts.folder.exists():
-            _refuse_existing(paths)
-        with parts.claimed():
-            parts.belong_to(_manifest(environment, seed, rows, expert))
-            _fill(shards, parts, setup, workers or _cores(), progress)
-            parts.remove()
-    except OSError as error:
-        raise UhmError(f"cannot write {error.filename or data_dir}: {error.strerror or error}.") from error
-    return paths
-
-
-def _rooms(data_dir: Path, episodes: int, seed: int) -> list[Path]:
-    """The embedded default: all walkers at once, in a second, so there is nothing to share out or to resume."""
-    paths = [data_dir / f"{ROOMS.dataset}{suffix}.npz" for suffix in ("", "-val")]
-    _refuse_existing(paths)
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        for split, (path, count) in enumerate(zip(paths, (episodes, max(1, round(episodes / 10))), strict=True)):
-            columns = rooms.walk(np.random.default_rng([seed, split]), count, ROOMS.episode_limit + 1)
-            atomically(path, lambda file, columns=columns: np.savez(file, allow_pickle=False, **columns))
-    except OSError as error:
-        raise UhmError(f"cannot write {error.filename or data_dir}: {error.strerror or error}.") from error
-    return paths
-
-
-def plan(environment: Environment, data_dir: Path, episodes: int) -> list[Shard]:
-    """The files of a data set with that many training episodes: one pair, or a folder with a pair per 1000."""
-    stem = data_dir / environment.dataset
-    if not environment.sharded:
-        return [Shard(stem, (range(episodes), _validation(0, episodes)))]
-    stem = stem / environment.dataset.replace("-100m-", "-")
-    shards = []
-    for number, start in enumerate(range(0, episodes, EPISODES_PER_SHARD)):
-        train = range(start, min(start + EPISODES_PER_SHARD, episodes))
-        shards.append(Shard(stem.with_name(f"{stem.name}-{number:03d}"), (train, _validation(start, len(train)))))
-    return shards
-
-
-def _validation(start: int, episodes: int) -> range:
-    return range(start // 10, start // 10 + max(1, round(episodes / 10)))
-
-
-def _check_expert(environment: Environment, recipe: collect.Recipe, path: Path | None) -> None:
-    if recipe.needs_expert and path is None:
-        raise UhmError(
-            f"{environment.name} needs a walking policy: give --expert FILE.npz (its weights), or put "
-            f"{environment.dataset}.npz and its -val.npz from {collect.OFFICIAL_FILES} into the data directory."
-        )
-    if path is not None and not recipe.needs_expert:
-        raise UhmError(f"{environment.name} has its own scripted oracle: leave out --expert.")
-    if path is not None:
-        expert.load(path, environment.observation_size, environment.action_size)
-
-
-def _manifest(environment: Environment, seed: int, rows: int, path: Path | None) -> dict[str, Any]:
-    """What must be the same for episodes of two runs to belong to one data set."""
-    return {
-        "format": _FORMAT,
-        "environment": environment.name,
-        "seed": seed,
-        "rows": rows,
-        "expert": path and hashlib.sha256(path.read_bytes()).hexdigest(),
-        "mujoco": importlib.metadata.version("mujoco"),
-        "ogbench": importlib.metadata.version("ogbench"),
-    }
-
-
-def _refuse_existing(paths: Sequence[Path]) -> None:
-    for path in paths:
-        if path.exists():
-            raise UhmError(f"{path} exists and is never overwritten: delete it or give another --data-dir.")
+    with parts.claimed():
+        parts.belong_to(asked.manifest)
+        _fill(asked.shards, parts, setup, workers, progress)
+        parts.remove()
 
 
 def _fill(shards: Sequence[Shard], parts: Parts, setup: dict[str, Any], workers: int, progress: bool) -> None:
     """Make the missing episodes and join each shard's as soon as they are complete."""
     parts.clean()
     missing: dict[Job, Shard] = {}
+    manifest = json.loads(parts.note)
     for shard in shards:
-        joined = [_joined(shard, split, setup["rows"]) for split in range(len(SPLITS))]
+        # An earlier, interrupted run may have joined a file already.
+        joined = [as_asked(shard.path(split), len(shard.episodes[split]), manifest) for split in (0, 1)]
         missing |= {job: shard for job in shard.jobs() if not joined[job[0]] and not parts.has(*job)}
     left = Counter(missing.values())
     for shard in shards:
@@ -191,22 +134,11 @@ def _fill(shards: Sequence[Shard], parts: Parts, setup: dict[str, Any], workers:
         ) from None
 
 
-def _joined(shard: Shard, split: int, rows: int) -> bool:
-    """Whether an earlier, interrupted run has already joined this file."""
-    path = shard.path(split)
-    if not path.exists():
-        return False
-    found, wanted = NpzFile(path).require("terminals", 1).shape[0], len(shard.episodes[split]) * rows
-    if found != wanted:
-        raise UhmError(f"{path} exists with {found} rows, not {wanted}, and is never overwritten: delete it.")
-    return True
-
-
 def _join(shard: Shard, parts: Parts) -> None:
     shard.stem.parent.mkdir(parents=True, exist_ok=True)
     for split, episodes in enumerate(shard.episodes):
         if not shard.path(split).exists():
-            concatenate(shard.path(split), [parts.path(split, episode) for episode in episodes])
+            concatenate(shard.path(split), [parts.path(split, episode) for episode in episodes], parts.note)
     for job in shard.jobs():
         parts.discard(*job)
 

@@ -28,10 +28,17 @@ def describe(data: Dataset, environment: Environment | None = None) -> dict[str,
         facts["official_transitions"] = environment.transitions
     without = [task["task"] for task in facts["tasks"] if task["goal_states"] == 0]
     facts["warnings"] = [f"no row of the data solves {', '.join(without)}: nothing shows how"] if without else []
-    if environment is not None and facts["transitions"] < 0.9 * environment.transitions:
-        share = facts["transitions"] / environment.transitions
-        facts["warnings"].append(f"{share:.1%} of the official size: fit for smoke tests, not for comparison")
+    few = shortfall(facts["transitions"], environment) if environment is not None else ""
+    facts["warnings"] += [few] if few else []
     return facts
+
+
+def shortfall(transitions: int, environment: Environment) -> str:
+    """What is to be said of training data with so many transitions, where they are far fewer than the official ones."""
+    if transitions >= 0.9 * environment.transitions:
+        return ""
+    share = transitions / environment.transitions
+    return f"{share:.1%} of the official size: fit for smoke tests, not for comparison"
 
 
 def _range(values: np.ndarray) -> dict[str, float]:

@@ -7,6 +7,7 @@ them pickles, are refused before a single byte of them is read.
 
 import contextlib
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from uhm.errors import UhmError
+
+# What zipfile raises on a damaged file, and on one that it cannot read: locked, or compressed in another way.
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
 
 
 class ArrayInfo(NamedTuple):
@@ -24,24 +28,27 @@ class ArrayInfo(NamedTuple):
 
 
 class NpzFile:
-    """The headers of an npz file: `arrays` maps a field's name to its shape and type."""
+    """The headers of an npz file: `arrays` maps a field's name to its shape and type.
 
-    def __init__(self, path: Path):
-        self.path = path
+    `remedy` is what to do about a damaged one, which depends on where it came from. `note` is the archive's comment.
+    """
+
+    def __init__(self, path: Path, remedy: str = "save it again, with numpy.savez"):
+        self.path, self.remedy = path, remedy
+        self.note = b""
         self.arrays: dict[str, ArrayInfo] = {}
         if not path.is_file():
             raise UhmError(f"{path}: no such file.")
         try:
             with zipfile.ZipFile(path) as archive:
+                self.note = archive.comment
                 for member in archive.namelist():
                     if member.endswith(".npy"):
                         with archive.open(member) as stream:
                             name = member.removesuffix(".npy")
                             self.arrays[name] = _read_header(stream, path, name)
-        except (zipfile.BadZipFile, EOFError, OSError) as error:
-            raise UhmError(
-                f"{path}: not a readable npz file ({error}); it may be half a download: delete it and get it again."
-            ) from error
+        except _UNREADABLE as error:
+            raise UhmError(f"{path}: not a readable npz file ({error}); {remedy}.") from error
 
     def require(self, name: str, ndim: int) -> ArrayInfo:
         """The header of field `name`, which must exist, be numeric and have `ndim` dimensions."""
@@ -54,6 +61,8 @@ class NpzFile:
             raise UhmError(f"{self.path}: field '{name}' has shape {info.shape}, expected {ndim} dimension(s).")
         if not info.shape[0]:
             raise UhmError(f"{self.path}: field '{name}' has no rows.")
+        if 0 in info.shape:
+            raise UhmError(f"{self.path}: field '{name}' has rows of width 0; each needs at least one number.")
         return info
 
     def rows(self, names: Iterable[str], block: int = 1 << 16) -> Iterator[dict[str, np.ndarray]]:
@@ -74,8 +83,8 @@ class NpzFile:
                 for start in range(0, total, block):
                     count = min(block, total - start)
                     yield {name: _read_rows(streams[name], self.arrays[name], count) for name in names}
-            except (zipfile.BadZipFile, EOFError, OSError) as error:
-                raise UhmError(f"{self.path}: damaged ({error}); delete it and get it again.") from error
+            except _UNREADABLE as error:
+                raise UhmError(f"{self.path}: damaged ({error}); {self.remedy}.") from error
 
 
 def _read_header(stream: Any, path: Path, name: str) -> ArrayInfo:

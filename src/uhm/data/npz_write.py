@@ -4,6 +4,7 @@ The files are uncompressed, and the same data always gives the same bytes (no da
 when it is whole.
 """
 
+import contextlib
 import io
 import os
 import zipfile
@@ -13,12 +14,26 @@ from typing import IO
 
 import numpy as np
 
+from uhm.errors import UhmError
+
+
+@contextlib.contextmanager
+def writing_data(data_dir: Path) -> Iterator[None]:
+    """As `uhm.errors.writing`, and names the ways out that data have."""
+    try:
+        yield
+    except OSError as error:
+        raise UhmError(
+            f"cannot write {data_dir}: {error.strerror or error}; "
+            "free some space there, or name another directory with --data-dir or UHM_DATA_DIR."
+        ) from error
+
 
 def atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Call `write` on a temporary neighbour of `path` that takes its name once it is safely on disk."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("w+b") as file:  # readable too, for what goes back to write a note
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -27,7 +42,18 @@ def atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def concatenate(path: Path, parts: Sequence[Path]) -> None:
+def save(path: Path, arrays: dict[str, np.ndarray], note: bytes = b"") -> None:
+    """An npz file of `arrays`, with `note` as the archive's comment."""
+
+    def write(file: IO[bytes]) -> None:
+        np.savez(file, allow_pickle=False, **arrays)
+        with zipfile.ZipFile(file, "a") as archive:
+            archive.comment = note
+
+    atomically(path, write)
+
+
+def concatenate(path: Path, parts: Sequence[Path], note: bytes = b"") -> None:
     """Join npz files, all with the same arrays, row after row into one, reading one array of one part at a time."""
     with np.load(parts[0], allow_pickle=False) as first:
         names = first.files
@@ -35,6 +61,7 @@ def concatenate(path: Path, parts: Sequence[Path]) -> None:
 
     def write(file: IO[bytes]) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            archive.comment = note
             for name in names:
                 member = zipfile.ZipInfo(f"{name}.npy")  # its date defaults to 1980
                 with archive.open(member, "w", force_zip64=True) as stream:

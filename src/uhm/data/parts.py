@@ -59,7 +59,7 @@ class Parts:
         if not path.exists():
             if any(self.folder.glob("*.npz")):
                 raise UhmError(f"{self.folder} holds episodes but no manifest.json: delete that folder.")
-            atomically(path, lambda file: file.write(json.dumps(manifest, indent=1).encode()))
+            atomically(path, lambda file: file.write(as_note(manifest)))
             return
         found = json.loads(path.read_text())
         for key, wanted in manifest.items():
@@ -68,6 +68,11 @@ class Parts:
                     f"{self.folder} holds episodes made with {key} {found.get(key)}, not {wanted}: "
                     f"use the same {key} to go on with them, or delete that folder to begin anew."
                 )
+
+    @property
+    def note(self) -> bytes:
+        """The manifest, for the files that the episodes become."""
+        return (self.folder / "manifest.json").read_bytes()
 
     def has(self, split: int, episode: int) -> bool:
         """Whether the episode is here and can be read to the end; one that cannot is removed."""
@@ -84,6 +89,11 @@ class Parts:
 
     def remove(self) -> None:
         shutil.rmtree(self.folder)
+
+
+def as_note(manifest: dict[str, Any]) -> bytes:
+    """A manifest as it is kept, in the folder and in finished files."""
+    return json.dumps(manifest, indent=1).encode()
 
 
 def _readable(path: Path) -> bool:

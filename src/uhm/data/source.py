@@ -15,10 +15,12 @@ from typing import Literal
 import numpy as np
 
 from uhm import tasks
-from uhm.data import files
+from uhm.data import available, files
 from uhm.data.dataset import ACTION_LIMIT, Dataset, last_rows, make_dataset, share_of_ends
+from uhm.data.generate import make
 from uhm.data.goals import goals
 from uhm.data.npz import NpzFile
+from uhm.data.npz_write import writing_data
 from uhm.errors import UhmError
 from uhm.tasks import Environment, Task
 
@@ -107,11 +109,30 @@ def find(environment: Environment, data_dir: Path, split: Split = "train", datas
             return shards
     if dataset is not None:
         raise UhmError(f"no {split} data called {name} in {data_dir}: place {single.name} there.")
-    raise UhmError(
-        f"no {split} data for {environment.name} in {data_dir}: "
-        f"make them with `uhm data make {environment.name}`, get them with `uhm data get {environment.name}`, "
-        f"or place {name}.npz there."
-    )
+    place = f"the folder {name}" if environment.sharded else single.name
+    ways = ", ".join(available.ways(environment))
+    raise UhmError(f"no {split} data for {environment.name} in {data_dir}: {ways}, or place {place} there.")
+
+
+def provide(environment: Environment, data_dir: Path) -> None:
+    """Make the embedded default's data if they are not there: they take a second, and nobody should have to ask."""
+    if environment is tasks.ROOMS:
+        try:
+            find(environment, data_dir)
+        except UhmError:
+            make(environment, data_dir, progress=False)
+
+
+def count(paths: Sequence[Path]) -> int:
+    """The number of transitions in files, of which only the ends of trajectories are read."""
+    terminals, _ = _terminals([_opened(path) for path in paths], None)
+    return len(terminals) - int(terminals.sum())
+
+
+def _opened(path: Path) -> NpzFile:
+    file = NpzFile(path, remedy="it may be half a download: delete it and get or make it again")
+    file.require("terminals", 1)
+    return file
 
 
 def _read(environment: Environment, paths: list[Path], limit: int | None, allocate: Allocate) -> dict[str, np.ndarray]:
@@ -157,14 +178,13 @@ def _aligned(_: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
 
 def _checked(environment: Environment, path: Path) -> NpzFile:
     """The file's headers, which must fit the environment."""
-    file = NpzFile(path)
+    file = _opened(path)
     for field, size in (("observations", environment.observation_size), ("actions", environment.action_size)):
         info = file.require(field, 2)
         if info.dtype.kind != "f":
             raise UhmError(f"{path}: field '{field}' has type {info.dtype}, expected floating point.")
         if info.shape[1] != size:
             raise UhmError(f"{path}: field '{field}' has size {info.shape[1]}, but {environment.name} has {size}.")
-    file.require("terminals", 1)
     return file
 
 
@@ -199,22 +219,19 @@ def _cached(environment: Environment, paths: list[Path], limit: int | None, data
     if not folder.is_dir():
         partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
         try:
-            partial.mkdir(parents=True, exist_ok=True)
-            written = _read(
-                environment,
-                paths,
-                limit,
-                lambda name, shape, dtype: np.lib.format.open_memmap(partial / f"{name}.npy", "w+", dtype, shape),
-            )
-            for array in written.values():
-                array.flush()  # type: ignore[attr-defined]
-            del written
-            if not folder.is_dir():
-                partial.rename(folder)
-        except OSError as error:
-            raise UhmError(
-                f"cannot write the memory-mapped copy in {folder.parent} ({error}); free some space."
-            ) from error
+            with writing_data(folder.parent):
+                partial.mkdir(parents=True, exist_ok=True)
+                written = _read(
+                    environment,
+                    paths,
+                    limit,
+                    lambda name, shape, dtype: np.lib.format.open_memmap(partial / f"{name}.npy", "w+", dtype, shape),
+                )
+                for array in written.values():
+                    array.flush()  # type: ignore[attr-defined]
+                del written
+                if not folder.is_dir():
+                    partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names}

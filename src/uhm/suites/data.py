@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from uhm import tasks
-from uhm.data import collect
+from uhm.data import source
+from uhm.data.available import makeable
 from uhm.data.generate import make
 from uhm.data.source import data_directory, find
 from uhm.errors import UhmError
@@ -30,12 +30,10 @@ def provide(wanted: Sequence[Population], make_data: bool) -> None:
 
     The embedded default's data take a second and are made unasked, here, where nobody else makes them meanwhile.
     """
+    for environment, directory in missing(wanted):
+        source.provide(environment, directory)
     absent = missing(wanted)
-    for environment, directory in absent:
-        if environment is tasks.ROOMS:
-            make(environment, directory, progress=False)
-    absent = [(environment, directory) for environment, directory in absent if environment is not tasks.ROOMS]
-    impossible = [pair for pair in absent if not _makeable(pair[0])]
+    impossible = [pair for pair in absent if not makeable(pair[0])]
     if absent and (impossible or not make_data):
         raise UhmError(_commands(absent, impossible, make_data))
     for environment, directory in absent:
@@ -45,7 +43,7 @@ def provide(wanted: Sequence[Population], make_data: bool) -> None:
 def _commands(
     absent: Sequence[tuple[Environment, Path]], impossible: Sequence[tuple[Environment, Path]], make_data: bool
 ) -> str:
-    possible = [environment.name for environment, _ in absent if _makeable(environment)]
+    possible = [environment.name for environment, _ in absent if makeable(environment)]
     official = [environment.name for environment, _ in impossible]
     where = ", ".join(dict.fromkeys(str(directory) for _, directory in absent))
     ways = []
@@ -55,10 +53,3 @@ def _commands(
         ways.append(f"`uhm data get {' '.join(official)}` (no scripted expert makes these)")
     names = official if make_data else [environment.name for environment, _ in absent]
     return f"nothing was started: no data in {where} for {', '.join(names)}. First run {' and '.join(ways)}."
-
-
-def _makeable(environment: Environment) -> bool:
-    try:
-        return environment is tasks.ROOMS or not collect.recipe(environment).needs_expert
-    except UhmError:
-        return False

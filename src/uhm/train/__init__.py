@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from uhm.data.inspect import shortfall
 from uhm.errors import UhmError
 from uhm.runs import Run, Sink
 from uhm.tasks import Task
@@ -70,7 +71,10 @@ def _finish(training: Training, directory: Path, show: bool) -> dict[str, Any]:
     plan = training.plan
     label = f"{plan.agent} {plan.environment.title}"
     if show:
-        print(f"run: {directory}", file=sys.stderr, flush=True)  # who is interrupted, or looks at a log, wants to know
+        _say(f"run: {directory}")  # who is interrupted, or looks at a log, wants to know
+        few = shortfall(training.data.size, plan.environment)
+        if few and plan.dataset is None and plan.transitions is None:
+            _say(f"data: {training.data.size:,} transitions, {few}")
     with progress.bar(label, len(training.members), plan.steps, training.step, show) as update:
         complete = training.go(update)
     if not complete:
@@ -84,6 +88,10 @@ def _finish(training: Training, directory: Path, show: bool) -> dict[str, Any]:
         took = f"{plan.steps:,} steps of {len(training.members)} members in {summary['wall_time']:.0f} s"
         _show(plan, summary, f"{took}; run: {directory}; picture: {directory / 'picture.png'}")
     return summary
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _show(plan: Plan, summary: dict[str, Any], line: str) -> None:

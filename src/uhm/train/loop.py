@@ -20,9 +20,7 @@ import numpy as np
 from uhm import population, tasks
 from uhm.agents import Spec
 from uhm.data import Dataset, batches
-from uhm.data.generate import make
-from uhm.data.source import data_directory, find, load
-from uhm.errors import UhmError
+from uhm.data.source import data_directory, load, provide
 from uhm.evaluate import Episode, Evaluator, make_act, means_by_step, score, success_by_step
 from uhm.interrupts import interruptible
 from uhm.population import Population
@@ -212,10 +210,6 @@ def _evaluator(plan: Plan) -> AbstractContextManager[Evaluator | None]:
 
 def data_of(plan: Plan) -> Dataset:
     """The plan's data; those of the embedded default are made if they are not there."""
-    if plan.environment is tasks.ROOMS and plan.dataset is None:
-        directory = data_directory(plan.data_dir)
-        try:
-            find(tasks.ROOMS, directory)
-        except UhmError:
-            make(tasks.ROOMS, directory, progress=False)
+    if plan.dataset is None:
+        provide(plan.environment, data_directory(plan.data_dir))
     return load([tasks.task(name) for name in plan.tasks], **plan.data_options)

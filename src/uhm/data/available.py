@@ -1,0 +1,24 @@
+"""How data that are not here can be had: whose can be made, whose OGBench has files of, and what to advise."""
+
+from uhm.data import collect
+from uhm.errors import UhmError
+from uhm.tasks import OWN, ROOMS, Environment
+
+
+def makeable(environment: Environment) -> bool:
+    """Whether `uhm data make` can make them with what is installed, and so without the policy that ants walk by."""
+    try:
+        return environment is ROOMS or not collect.recipe(environment).needs_expert
+    except UhmError:
+        return False
+
+
+def official(environment: Environment) -> bool:
+    """Whether OGBench has files of them."""
+    return environment.suite not in (ROOMS.suite, OWN)
+
+
+def ways(environment: Environment) -> list[str]:
+    """The commands that bring them, as parts of a sentence."""
+    make, get = (f"{verb} them with `uhm data {verb} {environment.name}`" for verb in ("make", "get"))
+    return [way for way, possible in ((make, makeable(environment)), (get, official(environment))) if possible]
