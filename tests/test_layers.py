@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "uhm"
 LAYERS = (
     "errors",
     "interrupts",
+    "lines",
     "horizons",
     "returns",
     "numerics",

@@ -5,6 +5,7 @@ import time
 import pytest
 from rich.console import Console
 
+from uhm.data import generate
 from uhm.population import grid
 from uhm.train import progress
 
@@ -73,4 +74,16 @@ def test_lines_are_few_and_a_resumed_run_goes_on_with_them(capsys: pytest.Captur
     assert [line.split()[2] for line in said] == ["500", "600", "700", "800", "900", "1,000"]
     with progress.bar("a", 1, 1000, 0, False) as update:
         update(1000, {})
+    assert capsys.readouterr().err == ""
+
+
+def test_so_does_one_of_data_that_are_made(capsys: pytest.CaptureFixture[str]):
+    setup = {"environment": {"name": "scene-play"}, "rows": 1001}
+    with generate._progress_bar(setup, 40, 30, True) as advance:
+        for _ in range(10):
+            advance()
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in said] == [f"scene-play: episode {done} of 40" for done in (32, 36, 40)]
+    with generate._progress_bar(setup, 40, 30, False) as advance:
+        advance()
     assert capsys.readouterr().err == ""

@@ -5,6 +5,7 @@ any number of processes, and a run that was killed goes on where it stopped. The
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import selectors
@@ -24,6 +25,7 @@ from uhm.data.order import Job, Order, Shard, order
 from uhm.data.parts import SPLITS, Parts, as_note
 from uhm.envs import rooms
 from uhm.errors import UhmError
+from uhm.lines import tenths
 from uhm.tasks import ROOMS, Environment
 
 # Two, so that a worker has its next episode while this process is busy joining files.
@@ -222,11 +224,15 @@ def _answer(worker: subprocess.Popen[bytes], held: list[Job], log: Path) -> Job:
 
 @contextmanager
 def _progress_bar(setup: dict[str, Any], total: int, done: int, wanted: bool) -> Iterator[Any]:
-    """A bar with episodes, transitions per second and the time left; nothing where nobody watches."""
+    """A bar with episodes, transitions per second and the time left; where nobody watches, ten lines instead."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
+    if wanted and not console.is_terminal:
+        tell, counts = tenths(setup["environment"]["name"], "episode", total, done), itertools.count(done + 1)
+        yield lambda: tell(next(counts), "")
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -234,7 +240,7 @@ def _progress_bar(setup: dict[str, Any], total: int, done: int, wanted: bool) ->
         TextColumn("episodes  {task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not (wanted and console.is_terminal)) as bar:
+    with Progress(*columns, console=console, disable=not wanted) as bar:
         task = bar.add_task(setup["environment"]["name"], total=total, completed=done, rate="")
 
         def advance() -> None:

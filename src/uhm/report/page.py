@@ -144,9 +144,9 @@ def _cell(cell: Cell) -> dict[str, Any]:
 
 
 def _plain(chart: Chart) -> dict[str, Any]:
-    curves: dict[str, str] = {}
+    curves: dict[str, dict[str, Any]] = {}
     for panel in chart.panels:
-        curves |= {curve.label: curve.colour for curve in panel.curves}
+        curves |= {curve.label: {"colour": curve.colour, "dashed": curve.dashed} for curve in panel.curves}
     panels = [
         {
             "title": panel.title,
@@ -159,7 +159,7 @@ def _plain(chart: Chart) -> dict[str, Any]:
     return {
         **{field: getattr(chart, field) for field in ("name", "title", "caption", "x", "y", "percent", "group")},
         "panels": panels,
-        "legend": list(curves.items()),
+        "legend": [{"label": label, **look} for label, look in curves.items()],
     }
 
 

@@ -1,9 +1,6 @@
 """What is shown while a run goes on, and the table at its end."""
 
-import datetime
 import statistics
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -14,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from uhm import presets, tasks
+from uhm.lines import tenths
 from uhm.population import Member
 
 Update = Callable[[int, dict[str, float]], None]
@@ -28,7 +26,8 @@ def bar(label: str, members: int, steps: int, done: int, wanted: bool) -> Iterat
     """
     console = Console(stderr=True)
     if wanted and not console.is_terminal:
-        yield _lines(label, steps, done)
+        tell = tenths(label, "step", steps, done)
+        yield lambda step, success: tell(step, _latest(success))
         return
     columns = (
         TextColumn("{task.description}"),
@@ -51,25 +50,6 @@ def bar(label: str, members: int, steps: int, done: int, wanted: bool) -> Iterat
 
 def _latest(success: dict[str, float]) -> str:
     return "  ".join(f"{task.rsplit('-', 1)[-1]} {100 * value:.0f}%" for task, value in success.items())
-
-
-def _lines(label: str, steps: int, done: int) -> Update:
-    """A line on standard error whenever another tenth of the steps is done."""
-    first: tuple[int, float] | None = None  # the first chunk is mostly compiling, and would spoil the rate
-    tenth = 10 * done // steps
-
-    def update(step: int, success: dict[str, float]) -> None:
-        nonlocal first, tenth
-        now = time.monotonic()
-        first = first or (step, now)
-        if 10 * step // steps > tenth:
-            tenth = 10 * step // steps
-            left = (steps - step) * (now - first[1]) / (step - first[0]) if step > first[0] else None
-            when = "" if left is None or step == steps else f", {datetime.timedelta(seconds=round(left))} left"
-            line = f"{label}: step {step:,} of {steps:,}{when}  {_latest(success)}"
-            print(line.rstrip(), file=sys.stderr, flush=True)
-
-    return update
 
 
 def table(
