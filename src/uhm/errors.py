@@ -22,9 +22,9 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UhmEr
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, hint: str = "") -> Iterator[None]:
     """A full disk or a missing permission is the user's to solve, so it gets one line instead of a traceback."""
     try:
         yield
     except OSError as error:
-        raise UhmError(f"cannot write {path}: {error.strerror or error}.") from error
+        raise UhmError(f"cannot write {path}: {error.strerror or error}{'; ' + hint if hint else ''}.") from error

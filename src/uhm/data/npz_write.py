@@ -14,19 +14,12 @@ from typing import IO
 
 import numpy as np
 
-from uhm.errors import UhmError
+from uhm.errors import writing
 
 
-@contextlib.contextmanager
-def writing_data(data_dir: Path) -> Iterator[None]:
-    """As `uhm.errors.writing`, and names the ways out that data have."""
-    try:
-        yield
-    except OSError as error:
-        raise UhmError(
-            f"cannot write {data_dir}: {error.strerror or error}; "
-            "free some space there, or name another directory with --data-dir or UHM_DATA_DIR."
-        ) from error
+def writing_data(data_dir: Path) -> contextlib.AbstractContextManager[None]:
+    """`uhm.errors.writing`, with the ways out that data have."""
+    return writing(data_dir, "free some space there, or name another directory with --data-dir or UHM_DATA_DIR")
 
 
 def atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
