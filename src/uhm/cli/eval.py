@@ -83,19 +83,19 @@ class Eval:
     def _report(self, restored: "Restored", episodes: "list[Episode]") -> dict[str, Any]:
         import numpy as np
 
+        from uhm.evaluate.records import means
+
         plan, _, state = restored
         alive = np.asarray(state.alive)
         members = []
         for index, member in enumerate(plan.members()):
             own = [episode for episode in episodes if episode.member == index]
-            names = ("success", "return_", "length", "discounted", "value")
-            columns = {name.rstrip("_"): [getattr(e, name) for e in own] for name in names}
             members.append(
                 {
                     "task": member.task,
                     "seed": member.seed,
                     "hyper": plan.hyper_of(member),
-                    **{name: float(np.mean(values)) for name, values in columns.items() if None not in values},
+                    **means(own, ("success", "return_", "length", "discounted", "value")),
                     "diverged": not bool(alive[index]),
                 }
             )

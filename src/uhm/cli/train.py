@@ -156,9 +156,11 @@ def _refuse_unknown(arguments: list[str], known: list[str]) -> None:
 def _refuse_no_values(arguments: list[str], many: list[str]) -> None:
     """A flag of several values may have none for tyro, which is as if it were not there; and commas puzzle it."""
     for argument, following in itertools.pairwise([*arguments, "--"]):
-        if argument.removeprefix("--").replace("-", "_") in many and following.startswith("--"):
+        if argument.removeprefix("--").replace("-", "_") not in many:
+            continue
+        if following.startswith("--"):
             raise UhmError(f"{argument} needs a value.")
-        if argument.removeprefix("--").replace("-", "_") in many and "," in following:
+        if "," in following:
             raise UhmError(f"{argument} takes its values apart: {argument} {' '.join(following.split(','))}.")
 
 

@@ -53,11 +53,15 @@ def means_by_step(records: Iterable[Episode]) -> dict[int, dict[int, dict[str, f
     found: dict[int, dict[int, list[Episode]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         found[record.member][record.step].append(record)
-    return {member: {step: _means(steps[step]) for step in sorted(steps)} for member, steps in sorted(found.items())}
+    names = ("success", "discounted", "value")
+    return {
+        member: {step: means(steps[step], names) for step in sorted(steps)} for member, steps in sorted(found.items())
+    }
 
 
-def _means(records: Sequence[Episode]) -> dict[str, float]:
-    columns = {name: [getattr(record, name) for record in records] for name in ("success", "discounted", "value")}
+def means(records: Sequence[Episode], names: Sequence[str]) -> dict[str, float]:
+    """The mean of each field that all records know, called as in JSON."""
+    columns = {name.rstrip("_"): [getattr(record, name) for record in records] for name in names}
     return {name: float(np.mean(values)) for name, values in columns.items() if None not in values}
 
 
