@@ -221,7 +221,9 @@ def _member(directory: Path, config: dict[str, Any], row: dict[str, Any], finish
         # A score that was not a number was stored as null: that agent did not succeed.
         evaluations={e["step"]: 100.0 * (e["success"] or 0.0) for e in row["evaluations"]},
         values={
-            e["step"]: Value(e["value"], e["discounted"]) for e in row["evaluations"] if e.get("value") is not None
+            e["step"]: Value(e["value"], e["discounted"])
+            for e in row["evaluations"]
+            if None not in (e.get("value"), e.get("discounted"))
         },
         steps=config["steps"],
         finished=finished,
