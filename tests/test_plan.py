@@ -96,6 +96,21 @@ def test_json_round_trip():
             Plan.from_json(broken)
 
 
+def test_runs_from_before_a_field_came_go_on():
+    plan = resolve("uhm", "rooms", seeds=[4])
+    older = plan.to_json()
+    del older["transitions"]
+    assert Plan.from_json(older) == plan
+
+
+def test_an_agent_with_another_schedule_has_no_horizon(tmp_path, monkeypatch):
+    source = "import dataclasses\nConfig = dataclasses.make_dataclass('Config', [])\n"
+    source += "Hyper = dataclasses.make_dataclass('Hyper', [('lambda_f', float, 0.5)])\nmake = None\n"
+    (tmp_path / "with_lambda_alone.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    assert resolve("module:with_lambda_alone", "rooms").k_max() == 1
+
+
 def test_the_data_directory_does_not_depend_on_where_one_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert resolve(data_dir="here").data_dir == str(tmp_path / "here")

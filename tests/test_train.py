@@ -194,6 +194,21 @@ def test_flags(planned):
     assert planned("--q-agg", "mean").config["q_agg"] == "mean"
 
 
+@pytest.mark.parametrize(
+    ("said", "seeds"),
+    [("3", (0, 1, 2)), ("3-3", (3,)), ("5-7", (5, 6, 7)), ("3,7", (3, 7)), ("0-1,8", (0, 1, 8))],
+)
+def test_seeds_are_a_number_or_named(planned, said, seeds):
+    assert planned("uhm", "rooms", "--seeds", said).seeds == seeds
+
+
+def test_flags_may_come_before_the_agent(planned):
+    plan = planned("--alpha", "0.1", "0.3", "iql", "rooms-task2", "--expectile", "0.8")
+    assert plan == planned("iql", "rooms-task2", "--alpha", "0.1", "0.3", "--expectile", "0.8")
+    assert planned("--run", "iql").agent == "uhm"  # the name of a directory
+    assert planned("--no-tensorboard", "iql").agent == planned("--run=mac", "iql").agent == "iql"
+
+
 def test_zero_and_false_are_values(planned):
     plan = planned(
         "uhm", "rooms", "--schedule", "False", "--beta", "0", "--lambda-f", "0.0", "--model-layer-norm", "False"
@@ -240,6 +255,14 @@ def test_the_run_directory_can_be_named_and_holds_the_page(monkeypatch, tmp_path
         (["uhm", "rooms", "--q-agg", "max"], "invalid choice 'max'"),
         (["uhm", "rooms", "--steps"], "--steps needs a value"),
         (["uhm", "rooms", "--seeds"], "Missing value for argument '--seeds'"),
+        (
+            ["uhm", "rooms", "--seeds", "0", "1"],
+            "--seeds takes one value: a number of seeds, or which, as in --seeds 0,1.",
+        ),
+        (["uhm", "rooms", "--seeds", "7-5"], "--seeds is '7-5', and must be a number of seeds, or which ones: 5-9"),
+        (["uhm", "rooms", "--seeds", "2,2"], "seeds are [2, 2], and must be different"),
+        (["rooms-task1"], "'rooms-task1' is no agent, which comes first: `uhm train uhm rooms-task1`."),
+        (["uhm", "log.hdf5"], "'log.hdf5': logs are .npz files"),
         (["uhm", "rooms", "--hidden"], "--hidden needs a value"),
         (["uhm", "rooms", "--alpha", "0.1,0.3"], "--alpha takes its values apart: --alpha 0.1 0.3."),
         (["uhm", "rooms", "--target-noise", "--steps", "9"], "--target-noise needs a value"),

@@ -174,6 +174,8 @@ SUITES["paper"] = tuple(e for suite in PAPER_SUITES for e in SUITES[suite])
 # and `cube-double-play-singletask-v0`, which is the default task.
 _TASK_NAME = re.compile(r"(?P<env>.+?)-(?:singletask-)?(?:task)?(?P<index>\d+)(?:-v0)?$")
 _DEFAULT_TASK_NAME = re.compile(r"(?P<env>.+)-singletask(?:-v0)?$")
+# What others keep logs in; who names such a file gets a hint.
+_OTHER_LOGS = (".h5", ".hdf5", ".csv", ".parquet", ".npy", ".pkl", ".pickle", ".pt", ".zarr")
 
 
 def environment(name: str) -> Environment:
@@ -243,5 +245,7 @@ def resolve(name: str) -> tuple[Task, ...]:
         if not 1 <= index <= TASKS_PER_ENVIRONMENT:
             raise UhmError(f"'{name}': {match['env']} has task1 to task{TASKS_PER_ENVIRONMENT}, not task{index}.")
         return (Task(ENVIRONMENTS[match["env"]], index),)
+    if Path(name).suffix in _OTHER_LOGS:
+        raise UhmError(f"'{name}': logs are .npz files, of arrays as docs/index.md (Your own logs) lists them.")
     known = [*SUITES, *ENVIRONMENTS, *(t.name for e in ENVIRONMENTS.values() for t in e.tasks)]
     raise unknown("task or environment", name, known, "`uhm data list` shows them all.")

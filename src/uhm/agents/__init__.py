@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from uhm.agents.base import Agent, Spec, spec_of
 from uhm.errors import UhmError, unknown
 
-__all__ = ["FAMILIES", "Agent", "Family", "Spec", "family", "spec_of"]
+__all__ = ["FAMILIES", "Agent", "Family", "Spec", "family", "is_agent", "spec_of"]
 
 
 class Family(NamedTuple):
@@ -43,6 +43,11 @@ _IDLE = {
     "dtd": _WITHOUT_MODEL,
     "rebrac-dagger": (*_WITHOUT_MODEL, "lambda_f", "schedule", "q"),
 }
+
+
+def is_agent(name: str) -> bool:
+    """Whether `name` is meant as an agent's: one of the package, or `module:NAME`."""
+    return name in FAMILIES or name.startswith(_OWN)
 
 
 def family(name: str) -> Family:

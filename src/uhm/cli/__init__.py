@@ -76,7 +76,8 @@ def _parse(arguments: list[str]) -> Any:
     """The verb with its flags; tyro's answer to bad ones is a box of many lines, from which one is made."""
     import tyro  # here, where Ctrl-C is heeded: it takes a while
 
-    kind, said = _verb(arguments), io.StringIO()
+    kind, arguments = _verb(arguments)
+    said = io.StringIO()
     _refuse_unknown_part(kind, arguments)
     try:
         with contextlib.redirect_stderr(said):
@@ -113,14 +114,16 @@ def _one_line(box: str, verb: str) -> str:
     return f"{' '.join(first).rstrip('.')}.{guess} `uhm {verb} --help` explains."
 
 
-def _verb(arguments: list[str]) -> Any:
-    """The dataclass of a verb; only its own module is imported, because some need JAX to know their flags."""
+def _verb(arguments: list[str]) -> tuple[Any, list[str]]:
+    """The dataclass of a verb and its arguments; only its own module is imported: some need JAX to know their flags."""
     name = arguments[0]
     if name not in VERBS:
         raise unknown("verb", name, VERBS, "`uhm --help` lists them.")
     module = importlib.import_module(f"uhm.cli.{name}")
-    # Train's flags are those of the agent that the arguments name.
-    return module.verb(arguments[1:]) if name == "train" else getattr(module, name.capitalize())
+    if name == "train":  # its flags are those of the agent that the arguments name
+        ordered = module.in_order(arguments[1:])
+        return module.verb(ordered), [name, *ordered]
+    return getattr(module, name.capitalize()), arguments
 
 
 def _overview() -> str:

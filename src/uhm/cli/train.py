@@ -13,9 +13,10 @@ import tyro
 from tyro.conf import Positional
 
 from uhm import tasks
-from uhm.agents import Family, family
+from uhm.agents import Family, family, is_agent
 from uhm.errors import UhmError, unknown
 
+_SWITCHES = ("--tensorboard", "--no-tensorboard", "-h", "--help")
 _NOBODY = "uhm: all members diverged: look at the data (`uhm data inspect`), or try a lower --learning-rate."
 
 
@@ -23,14 +24,14 @@ _NOBODY = "uhm: all members diverged: look at the data (`uhm data inspect`), or 
 class Train:
     """Train a population of agents: tasks x seeds x hyperparameters as one compiled program."""
 
-    agent: Positional[str] = "uhm"
+    agent: Annotated[Positional[str], tyro.conf.arg(metavar="[AGENT]")] = "uhm"
     """uhm, ghm, mbtd, dtd, rebrac-dagger, iql, rebrac, fql, mopo, mobile, mac; or module:NAME for your own."""
-    tasks: Positional[tuple[str, ...]] = ("rooms",)
+    tasks: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="[TASK ...]")] = ("rooms",)
     """An environment, or some of its tasks; or logs of your own: a file FILE.npz, or minari:NAME."""
-    seeds: int | None = None
-    """Number of seeds (default: the paper's)."""
+    seeds: str | None = None
+    """How many seeds, or which: 5 is 0 to 4, and 5-9 or 3,7 are just those (default: the paper's; 1 for logs)."""
     steps: int | None = None
-    """Gradient steps (default: the paper's)."""
+    """Gradient steps (default: the paper's; a million for logs)."""
     run: Path | None = None
     """Directory to make (default: runs/ and a name)."""
     resume: Path | None = None
@@ -68,6 +69,7 @@ class Train:
         names = [field.name for field in dataclasses.fields(Train)]
         common = {n: getattr(self, n) for n in names[2:] if n not in ("run", "resume", "tensorboard", "wandb")}
         common["data_dir"] = None if self.data_dir is None else str(self.data_dir)
+        common["seeds"] = None if self.seeds is None else _seeds(self.seeds)
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in names}
         settings = {name: value for name, value in own.items() if value is not None and value != ()}
         plan = train.resolve(self.agent, self.tasks, **common, **settings)
@@ -109,9 +111,39 @@ def _end(directory: Path, summary: dict[str, Any]) -> int:
     return int(failed)
 
 
+def _seeds(text: str) -> int | list[int]:
+    """A number of seeds, or those that `5-9` and `3,7` name."""
+    if text.isdecimal():
+        return int(text)
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise UhmError(f"--seeds is '{text}', and must be a number of seeds, or which ones: 5-9, or 3,7.")
+        found += range(int(first), int(last if dash else first) + 1)
+    return found
+
+
+def in_order(arguments: list[str]) -> list[str]:
+    """The same arguments with agent and tasks first: only the agent tells which flags there are.
+
+    An agent's name after a flag is that flag's value, as in `--run uhm`, unless the flag takes none.
+    """
+    for place, word in enumerate(arguments):
+        before = arguments[place - 1] if place else ""
+        valued = before.startswith("-") and "=" not in before and before not in _SWITCHES
+        if is_agent(word) and not valued:
+            count = len(list(itertools.takewhile(lambda one: not one.startswith("-"), arguments[place:])))
+            return arguments[place : place + count] + arguments[:place] + arguments[place + count :]
+    return arguments
+
+
 def verb(arguments: list[str]) -> type:
-    """`Train` with the flags of the agent that the arguments name."""
+    """`Train` with the flags of the agent that the arguments name, which come in order."""
     named = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    _refuse_listed_seeds(arguments)
+    if named and not is_agent(named[0]) and _is_task(named[0]):
+        raise UhmError(f"'{named[0]}' is no agent, which comes first: `uhm train uhm {' '.join(named)}`.")
     kind = family(named[0] if named else "uhm")
     usual = _usual(kind, named[1:])
     # What None stands for is in the flags' own words.
@@ -130,6 +162,12 @@ def verb(arguments: list[str]) -> type:
     _refuse_no_values(arguments, ["hidden", *(field.name for field in dataclasses.fields(kind.Hyper))])
     built.__doc__ = f"{Train.__doc__}\n\n" + _attributes(kind)
     return built
+
+
+def _is_task(name: str) -> bool:
+    with contextlib.suppress(UhmError):
+        return bool(tasks.named(name))
+    return False
 
 
 def _usual(kind: Family, names: list[str]) -> dict[str, str]:
@@ -162,6 +200,13 @@ def _refuse_no_values(arguments: list[str], many: list[str]) -> None:
             raise UhmError(f"{argument} needs a value.")
         if "," in following:
             raise UhmError(f"{argument} takes its values apart: {argument} {' '.join(following.split(','))}.")
+
+
+def _refuse_listed_seeds(arguments: list[str]) -> None:
+    """`--seeds 0 1` would be one seed and a task called 1."""
+    for flag, first, second in zip(arguments, arguments[1:], arguments[2:], strict=False):
+        if flag == "--seeds" and first.isdecimal() and second.isdecimal():
+            raise UhmError(f"--seeds takes one value: a number of seeds, or which, as in --seeds {first},{second}.")
 
 
 def _flag(plain: Any, many: bool) -> Any:

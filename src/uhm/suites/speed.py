@@ -22,7 +22,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from uhm import horizons
 from uhm.errors import UhmError
 from uhm.runs.files import read_json
 from uhm.suites.plan import Population
@@ -84,7 +83,7 @@ def devices() -> Devices:
 def speed(population: Population, runs: Sequence[Measured], here: str) -> Speed | None:
     """Of one population on this machine's device `here`; None if nothing is known."""
     plan, agent, members = population.plan, population.agent, population.members
-    k_max, size, dtype = _k_max(plan), _size(plan), _dtype(plan)
+    k_max, size, dtype = plan.k_max(), _size(plan), _dtype(plan)
 
     def alike(known: Sequence[Measured]) -> list[Measured]:
         of_agent = [m for m in known if (m.agent, m.size, m.compute_dtype) == (agent, size, dtype)]
@@ -128,7 +127,7 @@ def _measure(directory: Path) -> Measured | None:
             agent=plan.agent,
             device=kind,
             members=len(plan.members()),
-            k_max=_k_max(plan),
+            k_max=plan.k_max(),
             size=_size(plan),
             compute_dtype=_dtype(plan),
             milliseconds=1000 * statistics.median(pace),
@@ -182,20 +181,6 @@ def _size(plan: Plan) -> tuple[tuple[int, ...], int]:
 
 def _dtype(plan: Plan) -> str:
     return plan.config.get("compute_dtype", "float32")
-
-
-def _k_max(plan: Plan) -> int:
-    """As `plan.k_max()`, for a hundred plans at once."""
-    if "lambda_f" not in plan.hyper:
-        return 1
-    names = ("lambda_f", "discount", "q")
-    values = [plan.axes.get(name, [plan.hyper[name]]) for name in names]
-    return max(_cap(*(float(value) for value in combination)) for combination in itertools.product(*values))
-
-
-@functools.cache
-def _cap(lambda_f: float, discount: float, q: float) -> int:
-    return int(horizons.k_max(lambda_f, discount, q))
 
 
 def estimate(population: Population, at: Speed | None, step: int) -> dict[str, Any]:

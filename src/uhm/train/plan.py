@@ -5,6 +5,8 @@ several values becomes an axis of the population; a config value cannot, because
 """
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,27 +64,37 @@ class Plan:
         return {name: getattr(self, name) for name in ("data_dir", "dataset", "transitions", "placement")}
 
     def k_max(self) -> int:
-        """The longest horizon that any member reaches, which fixes the shapes of the program."""
-        longest = 1
-        for member in self.members():
-            hyper = self.hyper_of(member)
-            if "lambda_f" in hyper:
-                q = self.family.Hyper.q if "q" in self.family.idle else hyper["q"]
-                longest = max(longest, int(horizons.k_max(hyper["lambda_f"], hyper["discount"], q)))
-        return longest
+        """The longest horizon that any member reaches, which fixes the shapes of the program.
+
+        1 for an agent that does not have all three hyperparameters it follows from, as one of your own may.
+        """
+        names = ("lambda_f", "discount", "q")
+        if not set(names) <= set(self.hyper):
+            return 1
+        values = {name: self.axes.get(name, [self.hyper[name]]) for name in names}
+        if "q" in self.family.idle:
+            values["q"] = [self.family.Hyper.q]
+        return max(_k_max(*map(float, one)) for one in itertools.product(*values.values()))
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Plan":
-        fields = {field.name for field in dataclasses.fields(cls)}
-        if set(data) != fields:
-            raise UhmError(f"the run's config has other fields than this version's: {sorted(set(data) ^ fields)}.")
+        fields = dataclasses.fields(cls)
+        # A field that came later and may be left out is as if it had been: older runs go on.
+        missing = {f.name for f in fields if f.default is dataclasses.MISSING} - set(data)
+        if wrong := missing | (set(data) - {field.name for field in fields}):
+            raise UhmError(f"the run's config has other fields than this version's: {', '.join(sorted(wrong))}.")
         values = dict(data)
         values |= {name: tuple(values[name]) for name in ("tasks", "seeds")}
         values["config"] = {n: tuple(v) if isinstance(v, list) else v for n, v in values["config"].items()}
         return cls(**values)
+
+
+@functools.cache  # a suite asks for hundreds of plans
+def _k_max(lambda_f: float, discount: float, q: float) -> int:
+    return int(horizons.k_max(lambda_f, discount, q))
 
 
 def resolve(
