@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from uhm.agents.base import Agent, Spec, spec_of
+from uhm.agents.base import Agent, Spec, normalised, spec_of
 from uhm.errors import UhmError, unknown
 
-__all__ = ["FAMILIES", "Agent", "Family", "Spec", "family", "is_agent", "spec_of"]
+__all__ = ["FAMILIES", "Agent", "Family", "Spec", "family", "is_agent", "normalised", "spec_of"]
 
 
 class Family(NamedTuple):

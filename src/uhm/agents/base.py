@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from uhm.data.dataset import Dataset
-from uhm.data.sampling import Sampler
+from uhm.data.sampling import Sampler, scaled
 
 State = Any  # a pytree of arrays, private to the agent
 Hyper = Any  # a pytree of scalars
@@ -34,6 +34,26 @@ class Spec(NamedTuple):
     observation_std: np.ndarray
     change_std: np.ndarray  # [k_max, observation_size], of s_(t+n) - s_t
     flag_std: float  # of whether a task ends within a few steps
+
+    def scale(self, observations: Any) -> Any:
+        """Observations as numbers with mean 0 and standard deviation 1 in the data."""
+        if observations.shape[-1] != self.observation_size:  # a single number would be broadcast
+            raise TypeError(f"observations have {observations.shape[-1]} numbers, not {self.observation_size}")
+        return (observations - self.observation_mean) / self.observation_std
+
+    def unscale(self, observations: Any) -> Any:
+        """What `scale` was given."""
+        return observations * self.observation_std + self.observation_mean
+
+    def scaled(self) -> "Spec":
+        """What an agent is told that sees scaled observations."""
+        return self._replace(
+            observation_low=self.scale(self.observation_low),
+            observation_high=self.scale(self.observation_high),
+            observation_mean=np.zeros_like(self.observation_mean),
+            observation_std=np.ones_like(self.observation_std),
+            change_std=self.change_std / self.observation_std,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +85,24 @@ class Agent(NamedTuple):
     update: Callable[[State, Hyper, Batch, PRNGKeyArray], tuple[State, Metrics]]
     act: Callable[[State, Float[Array, "*batch S"], PRNGKeyArray], Float[Array, "*batch A"]]
     value: Callable[[State, Float[Array, "*batch S"], PRNGKeyArray], Float[Array, "*batch"]] | None = None
+
+
+def normalised(make: Callable[[Any, Spec], Agent], config: Any, spec: Spec) -> Agent:
+    """The agent that `make` makes, with observations scaled by the data's mean and standard deviation on their way in.
+
+    Nothing inside an agent knows of it: its networks and models live in scaled observations.
+    """
+    agent = make(config, spec.scaled())
+
+    def act(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch A"]:
+        return agent.act(state, spec.scale(observations), key)
+
+    def value(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch"]:
+        assert agent.value is not None
+        return agent.value(state, spec.scale(observations), key)
+
+    sample = scaled(agent.sample, spec.observation_mean, spec.observation_std)
+    return agent._replace(sample=sample, act=act, value=None if agent.value is None else value)
 
 
 def spec_of(dataset: Dataset, k_max: int) -> Spec:

@@ -44,6 +44,8 @@ class Train:
     """Use only the first trajectories that hold as many transitions."""
     placement: str = "device"
     """Keep data on the `device`, or memory-mapped on the `host`."""
+    normalise: bool | None = None
+    """Scale observations to mean 0 and standard deviation 1 in the data (default: True for logs, else False)."""
     eval_interval: int | None = None
     """Steps between evaluations (default: 100k, a tenth of a short run)."""
     eval_episodes: int | None = None

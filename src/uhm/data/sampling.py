@@ -78,6 +78,31 @@ def chunks(batch_size: int, h: int) -> Sampler:
     return Sampler(_uniform(batch_size, h), lambda dataset, rows: gather_chunks(dataset, rows, h))
 
 
+def scaled(sampler: Sampler, mean: np.ndarray, std: np.ndarray) -> Sampler:
+    """The same batches with observations (x - mean) / std, whatever else the sampler makes of them."""
+
+    def gather(dataset: Dataset, rows: Int[Array, "*batch"]) -> Any:
+        observations = _Scaled(dataset.observations, mean, std)
+        return sampler.gather(eqx.tree_at(lambda d: d.observations, dataset, observations), rows)
+
+    return Sampler(sampler.draw, gather)
+
+
+class _Scaled(NamedTuple):
+    """Rows that are scaled as they are gathered: scaling all of them beforehand would need them twice."""
+
+    rows: Array
+    mean: np.ndarray
+    std: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows.shape
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.rows[index] - self.mean) / self.std
+
+
 def _uniform(batch_size: int, steps: int) -> Callable[[Dataset, PRNGKeyArray], Int[jax.Array, " batch"]]:
     def draw(dataset: Dataset, key: PRNGKeyArray) -> Int[jax.Array, " batch"]:
         if steps >= dataset.counts.shape[0]:

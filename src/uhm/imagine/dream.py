@@ -26,7 +26,7 @@ from uhm.imagine import models, rows, simulators, views
 from uhm.imagine.distance import pick
 from uhm.runs import Run
 from uhm.train import Plan, load_run
-from uhm.train.restore import Step
+from uhm.train.restore import Step, read_spec
 
 JUMP, ROLL, MARGINAL = "jump", "roll", "marginal"
 HOW = {"uhm": JUMP, "mbtd": ROLL, "ghm": MARGINAL}
@@ -93,6 +93,10 @@ class Dream:
         chosen = plan.members()[self.member]
         self.task, self.seed = tasks.task(chosen.task), chosen.seed
         population = load_run(run, step).state
+        # Networks and models of a run with `normalise` live in scaled observations; here all else is as observed.
+        with Run.open(Path(run), write=False) as opened:
+            spec = read_spec(opened)
+        self._in, self._out = (spec.scale, spec.unscale) if plan.normalise else (_as_it_is, _as_it_is)
         self.step = int(population.step)
         self.state = jax.tree.map(lambda x: x[self.member], population.state)
         self.hyper = dataclasses.replace(plan.family.Hyper(**plan.hyper), **dict(chosen.hyper))
@@ -100,8 +104,8 @@ class Dream:
         self.lam = float(horizons.lambda_schedule(progress, self.hyper.lambda_f))
         self.k_max = int(horizons.k_max(self.lam, self.hyper.discount, self.hyper.q))
         context = Context(self.state.targets, None, self.hyper, jnp.zeros(()), jnp.ones((), jnp.int32), "mean")
-        self.policy = context.act
-        self.act = jax.jit(context.act)
+        self._policy = context.act
+        self.act = jax.jit(lambda key, s: context.act(key, self._in(s)))
         self.view = views.view(plan.environment)
         self.beta = 0.0 if self.how == ROLL else float(self.hyper.beta)
         self._mix = mix and self.beta > 0
@@ -139,10 +143,11 @@ class Dream:
     def imagine(self, key: Any, s: Any, a: Any, steps: int) -> np.ndarray:
         """The model's states [horizons, *batch, S] after 1 .. `steps` steps; GHM's only one."""
         model = self.state.targets.model
-        s, a = jnp.asarray(s), jnp.asarray(a)
+        s, a = jnp.asarray(self._in(s)), jnp.asarray(a)
         if self.how == ROLL:
-            return np.asarray(models.roll(model, self.policy, key, s, a, steps))
-        return np.asarray(models.jump(model, key, s, a, jnp.arange(1, (1 if self.how == MARGINAL else steps) + 1)))
+            return np.asarray(self._out(models.roll(model, self._policy, key, s, a, steps)))
+        n = jnp.arange(1, (1 if self.how == MARGINAL else steps) + 1)
+        return np.asarray(self._out(models.jump(model, key, s, a, n)))
 
     def futures(self, n: Sequence[int] | None = None, starts: int = 4, draws: int = 128) -> Futures:
         n = check_n(n) or self.default_n()
@@ -178,8 +183,12 @@ class Dream:
         """The world's states, what is observed in them and the policy's actions there, each `draws` times."""
         place = self.view.things[0].of
         states, s = simulators.visited(self.world, self.act, 0, starts, self.k_max, place)
-        a = np.asarray(self.state.targets.actor(jnp.asarray(s)))
+        a = self._best(s)
         return repeat(draws, states), repeat(draws, s), repeat(draws, a)
+
+    def _best(self, s: np.ndarray) -> np.ndarray:
+        """The slow actor's actions, without noise."""
+        return np.asarray(self.state.targets.actor(jnp.asarray(self._in(s))))
 
     def monte_carlo(self, seed: int, states: np.ndarray, a: np.ndarray, steps: int, pure: bool = False) -> np.ndarray:
         """The truth; `pure` is that of the policy alone."""
@@ -194,10 +203,14 @@ class Dream:
     def _from_data(self, steps: int, starts: int) -> tuple[Any, Any, Any, str]:
         if self.data is None:
             s = views.table(self.task, starts).starts
-            return s, np.asarray(self.state.targets.actor(jnp.asarray(s))), None, NOTHING
+            return s, self._best(s), None, NOTHING
         chosen = rows.eventful(self.data, self.view, steps, starts, 0)
         s, a = (np.asarray(x[chosen]) for x in (self.data.observations, self.data.actions))
         return s, a, rows.futures_of(self.data, chosen, steps)[:, :, None], DATA
+
+
+def _as_it_is(observations: Any) -> Any:
+    return observations
 
 
 def check_n(n: Sequence[int] | None) -> tuple[int, ...]:

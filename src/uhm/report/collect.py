@@ -263,6 +263,8 @@ def _setting(config: dict[str, Any], hyper: dict[str, Any], environment: Environ
     if "flag_std" in usual and "flow_steps" in own and "flag_std" not in own:
         differs["flag_std"] = "none"  # the network said the flag's velocity then
     differs |= {name: config[name] for name in ("dataset", "transitions") if config.get(name) is not None}
+    if config.get("normalise", False) != environment.own:  # the default: only logs are scaled
+        differs["normalise"] = not environment.own
     # An agent of one's own whose module is not at hand has no known preset, but members that were told apart.
     differs |= {name: own[name] for name in config.get("axes", {}) if name not in usual}
     return tuple(sorted((name, _plain(value)) for name, value in differs.items()))

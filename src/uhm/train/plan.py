@@ -18,6 +18,8 @@ from uhm.errors import UhmError, unknown
 from uhm.population import Member, grid
 from uhm.tasks import Environment, Task
 
+_DATA = ("data_dir", "dataset", "transitions", "placement")  # what `uhm.data.load` is told
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -38,6 +40,7 @@ class Plan:
     data_dir: str | None = None
     dataset: str | None = None
     transitions: int | None = None
+    normalise: bool = False  # observations
 
     @property
     def environment(self) -> Environment:
@@ -61,7 +64,7 @@ class Plan:
     @property
     def data_options(self) -> dict[str, Any]:
         """What `uhm.data.load` is told about where the data are and where they go."""
-        return {name: getattr(self, name) for name in ("data_dir", "dataset", "transitions", "placement")}
+        return {name: getattr(self, name) for name in _DATA}
 
     def k_max(self) -> int:
         """The longest horizon that any member reaches, which fixes the shapes of the program.
@@ -107,6 +110,7 @@ def resolve(
     eval_episodes: int | None = None,
     log_interval: int | None = None,
     checkpoint_interval: int | None = None,
+    normalise: bool | None = None,
     **settings: Any,
 ) -> Plan:
     """A checked plan. `settings` are fields of the agent's Config and Hyper, `data_dir`, `placement` and the like."""
@@ -121,7 +125,9 @@ def resolve(
     for name, value in {**counts, "eval_episodes": eval_episodes, "transitions": settings.get("transitions")}.items():
         if value is not None:
             _at_least(name, value, 1)
-    rest = {f: settings.pop(f) for f in ("placement", "data_dir", "dataset", "transitions") if f in settings}
+    rest = {f: settings.pop(f) for f in _DATA if f in settings}
+    if normalise is None:  # nobody scaled a user's own logs; the paper's tasks are learned as they are
+        normalise = environment.own
     if rest.get("data_dir") is not None:  # absolute, because a run may be resumed from elsewhere
         rest["data_dir"] = str(Path(rest["data_dir"]).expanduser().absolute())
     config, hyper, axes = _values(kind, environment, settings)
@@ -136,6 +142,7 @@ def resolve(
         hyper=hyper,
         axes=axes,
         eval_episodes=50 if eval_episodes is None else eval_episodes,
+        normalise=normalise,
         **_intervals(steps, 500 if environment is tasks.ROOMS else 1000, **intervals),
         **rest,
     )

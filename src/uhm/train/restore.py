@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from uhm import population
-from uhm.agents import Agent, Spec, spec_of
+from uhm.agents import Agent, Spec, normalised, spec_of
 from uhm.data import Dataset
 from uhm.errors import UhmError
 from uhm.evaluate.policy import Policy, make_act
@@ -79,7 +79,7 @@ def load_run(directory: Path | str, step: Step = "last") -> Restored:
         wanted = _best(run) if step == "best" else None if step == "last" else step
         if not run.steps():
             raise UhmError(f"{directory} has no checkpoint yet.")
-        agent, hyper = build(plan, _read_spec(run))
+        agent, hyper = build(plan, read_spec(run))
         blank = jax.eval_shape(lambda: population.init(agent, plan.members(), hyper))
         found = run.restore(blank, wanted)
     if found is None:  # the last one went away since we looked, with the run
@@ -90,7 +90,8 @@ def load_run(directory: Path | str, step: Step = "last") -> Restored:
 def build(plan: Plan, spec: Spec) -> tuple[Agent, Any]:
     """The plan's agent, and the hyperparameters of all members."""
     kind = plan.family
-    agent = kind.make(kind.Config(**plan.config), spec)
+    config = kind.Config(**plan.config)
+    agent = normalised(kind.make, config, spec) if plan.normalise else kind.make(config, spec)
     return agent, population.stack_hyper(kind.Hyper(**plan.hyper), plan.members())
 
 
@@ -100,7 +101,7 @@ def keep_spec(run: Run, plan: Plan, dataset: Dataset) -> Spec:
     if not (run.directory / SPEC).exists():
         write_json(run.directory / SPEC, {name: np.asarray(value).tolist() for name, value in spec._asdict().items()})
         return spec
-    stored = _read_spec(run)
+    stored = read_spec(run)
     # Not bit by bit: sums depend on the processor, and what counts is that the program gets the numbers it began with.
     for name, value in spec._asdict().items():
         before = getattr(stored, name)
@@ -109,7 +110,8 @@ def keep_spec(run: Run, plan: Plan, dataset: Dataset) -> Spec:
     return stored
 
 
-def _read_spec(run: Run) -> Spec:
+def read_spec(run: Run) -> Spec:
+    """What the run's agent was told about its data."""
     values = read_json(run.directory / SPEC)
     if set(values) != set(Spec._fields):
         raise UhmError(f"cannot read {run.directory / SPEC}: it was made by another version.")
