@@ -45,7 +45,7 @@ def means(run, step, members, field):
 
 
 def test_load_run(run):
-    plan, agent, state = load_run(run)
+    plan, agent, state, _ = load_run(run)
     summary = json.loads((run / "summary.json").read_text())
     assert int(state.step) == 30
     hashes = [params_sha256(jax.tree.map(lambda x, i=i: x[i], state.state.params)) for i in range(8)]

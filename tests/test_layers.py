@@ -28,6 +28,7 @@ LAYERS = (
     "evaluate",
     "runs",
     "train",
+    "export",
     "imagine",
     "suites",
     "report",

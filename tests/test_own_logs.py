@@ -93,6 +93,10 @@ def test_policies_of_a_run(finished):
     )
     np.testing.assert_allclose([first, second], everyone, rtol=1e-5, atol=1e-6)  # uhm's does not draw
     assert (first != second).all()
+    everyone = jax.vmap(run.agent.value, (0, None, None))(
+        run.state.state, jnp.asarray(rows, jnp.float32), jax.random.key(0)
+    )
+    np.testing.assert_allclose([run.value(member)(rows) for member in (0, 1)], everyone, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(run.policy()(rows[1].tolist()), first[1], rtol=1e-5)
     with pytest.raises(UhmError, match="member is 2, and must be 0 to 1"):
         run.policy(2)

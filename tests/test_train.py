@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +99,7 @@ def test_scores_are_means_of_the_last_three_evaluations(finished):
 def test_what_agents_expect_and_what_they_get_is_recorded(finished):
     """Of unsolved episodes: -1 for every step, discounted by gamma; and the smaller critic at the first position."""
     directory, _ = finished
-    plan, _, state = train.load_run(directory)
+    plan, _, state, _ = train.load_run(directory)
     last = [e for e in lines(directory / "episodes.jsonl") if e["step"] == 50]
     gamma, limit = plan.hyper["discount"], tasks.ROOMS.episode_limit
     unsolved = [e for e in last if e["length"] == limit and e["return"] == -limit]
@@ -142,6 +143,7 @@ def test_three_lines_of_python(data, tmp_path, monkeypatch):
     summary = train.train("rebrac-dagger", "rooms-task1", data_dir=data, **settings)
     (directory,) = (tmp_path / "runs").iterdir()
     assert directory.name.startswith("rebrac-dagger-rooms-")
+    assert Path(summary.pop("run")).resolve() == directory
     assert json.loads((directory / "summary.json").read_text()) == summary
 
 

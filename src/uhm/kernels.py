@@ -49,15 +49,28 @@ BACKWARD = Launch(8, 1)  # of many agents
 OF_FEW = Launch(4, 1)  # backward too: programs of one warp for more multiprocessors, but more shares to be added
 MANY = 25  # agents; between five and these nothing was measured
 _agents: contextvars.ContextVar[int] = contextvars.ContextVar("agents", default=1)
+_left_out: contextvars.ContextVar[bool] = contextvars.ContextVar("left out", default=False)
 _PIECE = 128  # columns that a warp reads at once
 
 
 def chosen() -> bool:
     """Whether this process runs the kernels where they fit: it trains on a GPU of the kind they were measured on."""
+    if _left_out.get():
+        return False
     wanted = os.environ.get(VARIABLE) or "auto"
     if wanted not in ("auto", "off"):
         raise UhmError(f"{VARIABLE} is '{wanted}', and must be 'auto' or 'off'.")
     return wanted == "auto" and _hopper()
+
+
+@contextlib.contextmanager
+def left_out() -> Iterator[None]:
+    """While a program is traced that must run on any device."""
+    token = _left_out.set(True)
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
 
 
 def knows_mosaic() -> bool:

@@ -24,6 +24,7 @@ VERBS = {
     "train": "Train a population of agents: tasks x seeds x hyperparameters as one compiled program.",
     "eval": "Evaluate a run's policies and film them.",
     "imagine": "Draw the futures that a run's model imagines, beside the true ones.",
+    "export": "Write a policy as a file that runs wherever JAX does, without uhm.",
     "report": "Tables, figures and one page from runs, beside the paper's numbers.",
     "suite": "Plan and run many populations, here or on a cluster; `uhm suite run paper` is the whole paper.",
     "data": "Get, make, check and look at data.",

@@ -35,10 +35,9 @@ class Eval:
     def __call__(self) -> int:
         self._check()
         from uhm.train import load_run
+        from uhm.train.choice import as_step
 
-        restored = load_run(
-            self.run, "last" if self.step == "last" else "best" if self.step == "best" else self._step()
-        )
+        restored = load_run(self.run, as_step(self.step))
         if restored.plan.environment.own:
             raise UhmError(f"{self.run} learned from logs, and there is no simulator to evaluate it in.")
         policy, episodes = self._evaluate(restored)
@@ -57,13 +56,6 @@ class Eval:
             raise UhmError(f"--episodes is {self.episodes}, and must be at least 1.")
         if self.seed is not None and self.seed < 0:
             raise UhmError(f"--seed is {self.seed}, and must not be negative.")
-        if self.step not in ("last", "best"):
-            self._step()
-
-    def _step(self) -> int:
-        if not self.step.isdecimal():
-            raise UhmError(f"--step is '{self.step}', and must be last, best or a number.")
-        return int(self.step)
 
     def _evaluate(self, restored: "Restored") -> "tuple[Policy, list[Episode]]":
         import jax
@@ -71,7 +63,7 @@ class Eval:
         from uhm import tasks
         from uhm.evaluate import Evaluator, make_act
 
-        plan, agent, state = restored
+        plan, agent, state = restored.plan, restored.agent, restored.state
         members, step = plan.members(), int(state.step)
         size = plan.environment.observation_size
         key = jax.random.key(step)
@@ -85,7 +77,7 @@ class Eval:
 
         from uhm.evaluate.records import means
 
-        plan, _, state = restored
+        plan, state = restored.plan, restored.state
         alive = np.asarray(state.alive)
         members = []
         for index, member in enumerate(plan.members()):
@@ -134,7 +126,7 @@ class Eval:
         from uhm import tasks
         from uhm.evaluate import record_video
 
-        plan, _, state = restored
+        plan, state = restored.plan, restored.state
         members, paths = plan.members(), []
         firsts = {(member.task, member.hyper): index for index, member in reversed(list(enumerate(members)))}
         for (name, setting), index in sorted(firsts.items(), key=lambda item: item[1]):

@@ -44,12 +44,13 @@ class Imagine:
     """Print JSON for machines."""
 
     def __call__(self) -> int:
-        n, step = self._numbers(), self._step()
+        n = self._numbers()
         from rich.console import Console
 
         from uhm.imagine import Dream, write
+        from uhm.train.choice import as_step
 
-        dream = Dream(self.run, self.task, self.seed, step, self.mix, self.member)
+        dream = Dream(self.run, self.task, self.seed, as_step(self.step), self.mix, self.member)
         self._warn(dream, n)
         out = self.run / "imagine" if self.out is None else self.out
         with Console(stderr=True).status(f"imagining {dream.task.name} ..."):  # says nothing where nobody watches
@@ -73,13 +74,6 @@ class Imagine:
             if value < least:
                 raise UhmError(f"--{name} is {value}, and must be at least {least}.")
         return [int(word) for word in words]
-
-    def _step(self) -> Any:
-        if self.step in ("last", "best"):
-            return self.step
-        if not self.step.isdecimal():
-            raise UhmError(f"--step is '{self.step}', and must be last, best or a number.")
-        return int(self.step)
 
     def _warn(self, dream: "Dream", n: list[int]) -> None:
         from uhm.imagine.dream import JUMP, MARGINAL

@@ -8,7 +8,6 @@ the mixture. The truth mixes as well where it can, i.e. where the data are there
 import dataclasses
 import functools
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,13 @@ from uhm import horizons, tasks
 from uhm.agents.core import Context
 from uhm.data import Dataset
 from uhm.data.source import load
-from uhm.errors import UhmError, unknown
+from uhm.errors import UhmError
 from uhm.imagine import models, rows, simulators, views
 from uhm.imagine.distance import pick
 from uhm.runs import Run
 from uhm.train import Plan, load_run
-from uhm.train.restore import Step, read_spec
+from uhm.train.choice import choose
+from uhm.train.restore import Step
 
 JUMP, ROLL, MARGINAL = "jump", "roll", "marginal"
 HOW = {"uhm": JUMP, "mbtd": ROLL, "ghm": MARGINAL}
@@ -89,13 +89,12 @@ class Dream:
         if plan.environment.own:
             raise UhmError(f"{run} learned from logs, and imagine can draw the states of known environments only.")
         self.plan, self.how = plan, HOW[plan.agent]
-        self.member = _member(plan, task, seed) if member is None else _named(plan, task, seed, member)
+        self.member = choose(plan, task, seed, member)
         chosen = plan.members()[self.member]
         self.task, self.seed = tasks.task(chosen.task), chosen.seed
-        population = load_run(run, step).state
+        restored = load_run(run, step)
+        population, spec = restored.state, restored.spec
         # Networks and models of a run with `normalise` live in scaled observations; here all else is as observed.
-        with Run.open(Path(run), write=False) as opened:
-            spec = read_spec(opened)
         self._in, self._out = (spec.scale, spec.unscale) if plan.normalise else (_as_it_is, _as_it_is)
         self.step = int(population.step)
         self.state = jax.tree.map(lambda x: x[self.member], population.state)
@@ -224,39 +223,3 @@ def check_n(n: Sequence[int] | None) -> tuple[int, ...]:
 def repeat(draws: int, rows: np.ndarray) -> np.ndarray:
     """Each row `draws` times, along a second axis."""
     return np.repeat(rows[:, None], draws, 1)
-
-
-def _member(plan: Plan, task: str | None, seed: int | None) -> int:
-    """The place of the first member of a task and a seed."""
-    wanted = _task(plan.tasks, task).name
-    if seed is not None and seed not in plan.seeds:
-        raise UhmError(f"the run has no seed {seed}: its seeds are {', '.join(map(str, plan.seeds))}.")
-    seed = plan.seeds[0] if seed is None else seed
-    found = [place for place, m in enumerate(plan.members()) if (m.task, m.seed) == (wanted, seed)]
-    if len(found) > 1:
-        numbers = ", ".join(map(str, found))
-        differ = " and ".join(plan.axes)
-        warnings.warn(f"members {numbers} differ in {differ}: this is {found[0]}; --member chooses.", stacklevel=4)
-    return found[0]
-
-
-def _named(plan: Plan, task: str | None, seed: int | None, member: int) -> int:
-    """A member that was asked for by its place, which says its task and seed."""
-    if task is not None or seed is not None:
-        raise UhmError("a member has its task and its seed: name the member, or the others.")
-    count = len(plan.members())
-    if not 0 <= member < count:
-        raise UhmError(f"the run has no member {member}: its members are 0 to {count - 1}.")
-    return member
-
-
-def _task(known: tuple[str, ...], wanted: str | None) -> tasks.Task:
-    if wanted is None:
-        return tasks.task(known[0])
-    try:
-        found = tasks.task(wanted)
-    except UhmError:
-        found = None
-    if found is None or found.name not in known:
-        raise unknown("task of this run", wanted, known, f"It trained on {', '.join(known)}.")
-    return found

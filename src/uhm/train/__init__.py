@@ -34,13 +34,15 @@ def train(
     sinks: Sequence[Sink] = (),
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train `agent` on a task, an environment or some of its tasks, and return the summary.
+    """Train `agent` on a task, an environment or some of its tasks, and return the summary; its `run` is where it is.
 
     `settings` are `seeds`, `steps`, the intervals, and every field of the agent's Config and Hyper; a list of values
     for a hyperparameter is an axis of the population. `run` is the directory to make (default: runs/ and a name).
     """
     plan = resolve(agent, what, **settings)
-    return start(plan, Path(run) if run else default_directory(plan), show=show, sinks=sinks)
+    directory = Path(run) if run else default_directory(plan)
+    # Not in the file: a run may be moved.
+    return {**start(plan, directory, show=show, sinks=sinks), "run": str(directory)}
 
 
 def start(plan: Plan, directory: Path, *, show: bool = False, sinks: Sequence[Sink] = ()) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 ```python
 from uhm.train import load_run
 
-plan, agent, state = load_run("runs/mine", step="best")
-policy = load_run("runs/mine").policy()  # actions = policy(observations)
+run = load_run("runs/mine", step="best")  # run.plan, run.agent, run.state, run.spec
+policy, value = run.policy(), run.value()  # functions of observations
 ```
 """
 
@@ -42,34 +42,48 @@ class Restored(NamedTuple):
     plan: Plan
     agent: Agent
     state: Population
+    spec: Spec
 
     def policy(self, member: int = 0) -> Callable[[ArrayLike], Any]:
-        """The actions of one member, as a function of an observation or of a batch of them; compiled, on the CPU."""
-        members, counts = len(self.plan.members()), itertools.count()
+        """The actions of one member, as a function of an observation or of a batch of them; compiled, on the CPU.
+
+        Policies that draw (FQL, MAC) draw anew at every call.
+        """
+        counts = itertools.count()
+        return self._of_rows(member, lambda policies, rows: policies.member(member, rows, next(counts)))
+
+    def value(self, member: int = 0) -> Callable[[ArrayLike], Any]:
+        """The discounted return that one member expects of its policy, as a function like that."""
+        if self.agent.value is None:
+            raise UhmError(f"{self.plan.agent} does not say what it expects: it has no `value`.")
+        return self._of_rows(member, lambda policies, rows: policies.values(member, rows))
+
+    def _of_rows(self, member: int, ask: Callable[[Policy, np.ndarray], Any]) -> Callable[[ArrayLike], Any]:
+        members = len(self.plan.members())
         if not 0 <= member < members:  # JAX would take the last one
             raise UhmError(f"member is {member}, and must be 0 to {members - 1}.")
         if not self.state.alive[member]:
-            warnings.warn(f"member {member} diverged: this is its policy from before.", stacklevel=2)
-        key = jax.random.key(int(self.state.step))
+            warnings.warn(f"member {member} diverged: this is its policy from before.", stacklevel=3)
+        key, agent = jax.random.key(int(self.state.step)), self.agent
 
         @functools.cache
         def policies(size: int) -> Policy:
             try:
-                return make_act(self.agent.act, self.state.state, key, observation_size=size)
+                return make_act(agent.act, self.state.state, key, observation_size=size, agent_value=agent.value)
             except TypeError as error:  # how JAX says that shapes do not fit
                 raise UhmError(f"observations have {size} numbers, and those of this run have not.") from error
 
-        def act(observations: ArrayLike) -> Any:
+        def of(observations: ArrayLike) -> Any:
             try:
                 rows = np.asarray(observations, np.float32)
             except (TypeError, ValueError) as error:
                 raise UhmError(f"observations must be numbers, one row or a batch of rows: {error}.") from error
             if rows.ndim not in (1, 2):
                 raise UhmError(f"observations have shape {rows.shape}, and must be one row or a batch of rows.")
-            actions = policies(rows.shape[-1]).member(member, np.atleast_2d(rows), next(counts))
-            return actions[0] if rows.ndim == 1 else actions
+            found = ask(policies(rows.shape[-1]), np.atleast_2d(rows))
+            return found[0] if rows.ndim == 1 else found
 
-        return act
+        return of
 
 
 def load_run(directory: Path | str, step: Step = "last") -> Restored:
@@ -79,12 +93,13 @@ def load_run(directory: Path | str, step: Step = "last") -> Restored:
         wanted = _best(run) if step == "best" else None if step == "last" else step
         if not run.steps():
             raise UhmError(f"{directory} has no checkpoint yet.")
-        agent, hyper = build(plan, read_spec(run))
+        spec = _read_spec(run)
+        agent, hyper = build(plan, spec)
         blank = jax.eval_shape(lambda: population.init(agent, plan.members(), hyper))
         found = run.restore(blank, wanted)
     if found is None:  # the last one went away since we looked, with the run
         raise UhmError(f"{directory} has no checkpoint any more.")
-    return Restored(plan, agent, found[1])
+    return Restored(plan, agent, found[1], spec)
 
 
 def build(plan: Plan, spec: Spec) -> tuple[Agent, Any]:
@@ -101,7 +116,7 @@ def keep_spec(run: Run, plan: Plan, dataset: Dataset) -> Spec:
     if not (run.directory / SPEC).exists():
         write_json(run.directory / SPEC, {name: np.asarray(value).tolist() for name, value in spec._asdict().items()})
         return spec
-    stored = read_spec(run)
+    stored = _read_spec(run)
     # Not bit by bit: sums depend on the processor, and what counts is that the program gets the numbers it began with.
     for name, value in spec._asdict().items():
         before = getattr(stored, name)
@@ -110,8 +125,7 @@ def keep_spec(run: Run, plan: Plan, dataset: Dataset) -> Spec:
     return stored
 
 
-def read_spec(run: Run) -> Spec:
-    """What the run's agent was told about its data."""
+def _read_spec(run: Run) -> Spec:
     values = read_json(run.directory / SPEC)
     if set(values) != set(Spec._fields):
         raise UhmError(f"cannot read {run.directory / SPEC}: it was made by another version.")
