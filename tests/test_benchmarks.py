@@ -13,9 +13,11 @@ import pytest
 from programs import program
 from small_runs import make_data
 from toys import random_data
-from uhm import kernels, population
+from uhm import kernels, population, tasks
 from uhm.agents import spec_of
 from uhm.agents.horizon_model import HorizonModel
+from uhm.data import load
+from uhm.data.generate import make
 from uhm.errors import UhmError
 
 
@@ -61,6 +63,31 @@ def test_presses_that_are_needed():
     plus = np.array([0, 1, 0, 1, 1, 1, 0, 1, 0], bool)  # what the middle turns
     assert presses.needed(np.stack([goal, plus]), goal).tolist() == [0, 1 << 4]
     assert presses.needed(goal, plus) == 1 << 4
+
+
+def test_returns_from_stored_states_by_hand():
+    """Two episodes of three steps, gamma 1/2: the first is solved at the second step, the second never."""
+    starts = program("benchmarks/stored_starts.py")
+    rewards = np.array([[-2.0, -1.0], [-1.0, -1.0], [-9.0, -4.0]])
+    found = starts.outcome(rewards, np.array([1, 3]), 0.5)
+    assert found.obtained.tolist() == [-2 - 0.5, -1 - 0.5 - 1.0]
+    assert found.at_worst.tolist() == [-2.5, -2.5 - (0.5 + 0.25 + 0.125 + 0.125)]  # -4 for ever, from the fourth on
+    assert found.solved.tolist() == [True, False]
+
+
+@pytest.mark.slow
+def test_the_simulator_is_put_where_the_data_were(tmp_path):
+    """Stored actions lead to the stored rows, and a policy that repeats them is rewarded as the data are."""
+    starts, environment = program("benchmarks/stored_starts.py"), tasks.environment("puzzle-3x3-play")
+    make(environment, tmp_path, episodes=1, progress=False)
+    rows = starts.stored(environment, tmp_path, 4, seed=0)
+    made = starts.simulators(environment.tasks[0], 4)
+    assert starts.step_error(made[0], rows) < 1e-3
+    rewards, ends = starts.roll(lambda observations: rows.actions, made, rows, 1)
+    data = load(environment.tasks[0], data_dir=tmp_path, placement="host")
+    found = [np.flatnonzero((np.asarray(data.observations) == row).all(-1))[0] for row in rows.observations]
+    np.testing.assert_array_equal(rewards[0], np.asarray(data.rewards)[0][found])
+    np.testing.assert_array_equal(ends == 0, ~np.asarray(data.masks)[0][found])
 
 
 def test_heldout_variants_are_settings():

@@ -93,6 +93,7 @@ def test_policies_of_a_run(finished):
     )
     np.testing.assert_allclose([first, second], everyone, rtol=1e-5, atol=1e-6)  # uhm's does not draw
     assert (first != second).all()
+    assert run.agent.value is not None
     everyone = jax.vmap(run.agent.value, (0, None, None))(
         run.state.state, jnp.asarray(rows, jnp.float32), jax.random.key(0)
     )
