@@ -380,7 +380,7 @@ def test_ray_is_an_extra(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     flags = ["--out", str(tmp_path / "out"), "--data-dir", str(make_data(tmp_path / "data"))]
     assert cli.run(["suite", "run", "rooms", "--on", "ray", *flags]) == 2
-    assert "pip install 'uhm[cluster]'" in capsys.readouterr().err
+    assert "pip install '.[cluster]'" in capsys.readouterr().err
 
 
 def test_the_table_of_a_plan(tmp_path, capsys, monkeypatch):

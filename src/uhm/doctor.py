@@ -187,7 +187,7 @@ def _warnings(found: dict[str, Any]) -> list[str]:
     if found["devices"]["error"]:
         warnings.append(f"JAX finds no device: {found['devices']['error']}")
     elif found["host"]["gpu"] and all(device["platform"] == "cpu" for device in found["devices"]["found"]):
-        warnings.append("there is an NVIDIA GPU, but JAX runs on the CPU: pip install 'uhm[cuda]'")
+        warnings.append("there is an NVIDIA GPU, but JAX runs on the CPU: pip install '.[cuda]' in the clone")
     data = found["data"]
     if data["error"]:
         why = f"{data['path']} ({data['error']})"

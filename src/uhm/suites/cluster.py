@@ -31,7 +31,7 @@ def connect(address: str | None) -> Any:
     try:
         import ray
     except ImportError:
-        raise UhmError("--on ray needs Ray: `pip install 'uhm[cluster]'`.") from None
+        raise UhmError("--on ray needs Ray: `pip install '.[cluster]'` in the clone.") from None
     if not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
