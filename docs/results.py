@@ -24,10 +24,10 @@ def main() -> None:
 
 
 def page(collected: Collected) -> str:
-    """Tables of what was run, the curves, how it was run, and what there is to say about it."""
+    """Tables of what was run, learning curves, how it was run, and the notes of results/ogbench/README.md."""
     made = [table for table in tables.tables(collected.members) if table.kind == "paper"]
     lines = ["# Results", "", "<!-- Written by docs/results.py from results/ogbench. -->", ""]
-    lines += ["Success in %, mean of the last three evaluations of 50 episodes each, and in brackets the paper's.", ""]
+    lines += ["Success in %: mean of the last three evaluations of 50 episodes each; in parentheses the paper's.", ""]
     for level in ("environment", "task"):
         lines += [f"## Per {level}", "", *_table(level, [table for table in made if table.level == level]), ""]
     environments = dict.fromkeys(run.environment.name for run in collected.runs)
@@ -38,7 +38,7 @@ def page(collected: Collected) -> str:
 
 
 def _table(level: str, made: list[Table]) -> list[str]:
-    """A row for what was run and a column for each method that was; what all cells have in common is said once."""
+    """A row for each name that was run, a column for each method; a mark that all cells share is stated once."""
     rows = [row for table in made for row in table.rows if not row.missing]
     ran = [cell for row in rows for cell in row.cells if cell.mean is not None]
     used, known = {cell.method for cell in ran}, dict.fromkeys(method for table in made for method in table.methods)

@@ -30,7 +30,7 @@ MARKS = {
     "e": "not all tasks were run: ours and the paper's value are means over those that were",
     "f": "an agent diverged and was frozen; it counts as it was",
     "g": "more gradient steps than the protocol's",
-    "h": "products in bfloat16",
+    "h": "matrix multiplications in bfloat16",
 }
 
 
