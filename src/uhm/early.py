@@ -1,13 +1,14 @@
-"""The gradient of a loss on values whose errors come late: most of the way back is taken before they are there.
+"""The critics' backward pass, most of which is done before the target is known.
 
-The gradient of mean_b (q_b - y_b)^2 is linear in the error e_b = 2 (q_b - y_b) / B of each row. So slopes of q go back
-through all layers at once, while the target y is still made, and only sums over rows are left for after it:
+The gradient of mean_b (q_b - y_b)^2 is linear in the error e_b = 2 (q_b - y_b) / B of each row. So the derivatives of q
+are propagated back through all layers while the target y is still being computed, and only sums over rows are left for
+afterwards:
 
-    h_i = LayerNorm(gelu(z_i)),   z_i = h_i-1 W_i + b_i,   slopes g_i = dq/dh_i and d_i = dq/dz_i
+    h_i = LayerNorm(gelu(z_i)),   z_i = h_i-1 W_i + b_i,   derivatives g_i = dq/dh_i and d_i = dq/dz_i
     dW_i = h_i-1' (e d_i),   db_i = sum_b e d_i,   dscale_i = sum_b e g_i unit_i,   dshift_i = sum_b e g_i
 
-These do not wait for one another. There is more to do in all: it is for one agent alone, which leaves most of a GPU
-idle. The definition is `MLP.__call__`.
+These do not wait for one another. The total work is larger, so this is only for a single agent, which leaves most of a
+GPU idle. What it has to compute is defined by `MLP.__call__`.
 """
 
 from typing import Any, NamedTuple
@@ -23,12 +24,12 @@ from uhm.numerics import biased, gelu, normalised, product
 
 
 def pays(mlp: MLP) -> bool:
-    """Whether it was measured faster: on a Hopper GPU in bfloat16, for one agent whose target takes an ODE solve."""
+    """Whether this was measured to be faster: on a Hopper GPU in bfloat16, for one agent whose target takes a solve."""
     return kernels.chosen() and kernels.agents() == 1 and mlp.compute_dtype == "bfloat16" and bool(mlp.norms)
 
 
 class _Layer(NamedTuple):
-    """What is kept of a hidden layer: its input and product, and the slopes of q by its output and its product."""
+    """What is kept of a hidden layer: input x and matmul result z, and the derivatives of q by its output and by z."""
 
     x: Float[Array, "B I"]
     z: Float[Array, "B O"]
@@ -51,7 +52,7 @@ def _forward(mlp: MLP, x: Float[Array, "B I"]) -> tuple[Float[Array, "B 1"], Any
     dtype, given, pulls = mlp.compute_dtype, [x], []
     for layer, norm in zip(hidden, mlp.norms, strict=True):
         z = product(given[-1], layer.weight, dtype, hands_on=True)
-        # Its vectors do not learn by this way back, which spares it their sums over rows.
+        # Bias and norm get their gradients in `_backward`, so this backward pass skips their sums over rows.
         h, pull = jax.vjp(lambda z, norm=norm, layer=layer: kernels.normed(z, layer.bias, norm.scale, norm.bias), z)
         given.append(h)
         pulls.append((z, pull))

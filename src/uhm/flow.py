@@ -32,7 +32,7 @@ def matching_loss(
 ) -> Float[Array, "*batch"]:
     """Squared error of the velocity at x_tau, the mean over dimensions, one number per row.
 
-    With x1 = a solution of the ODE that started at the same x0 this is coupled flow matching, as UHM bootstraps.
+    If x1 is a solution of the ODE started at the same x0, this is coupled flow matching, which UHM bootstraps with.
     """
     error = velocity(path(x0, x1, tau), tau) - (x1 - x0)
     return jnp.square(error).mean(-1)

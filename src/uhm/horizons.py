@@ -14,8 +14,8 @@ xi(k) = gamma^(k-K) xi(K), where xi(K) = gamma^(K-1) (1 - D), D = sum_k gamma^(1
 D = 1, which holds for n-step TD, TD(lambda) and the winsorized geometric measure; D < 1 leaves a geometric tail of
 rewards, D > 1 (possible although sum nu <= 1) a tail of negative weights. All xi are >= 0 exactly if D <= 1.
 
-Measures are pytrees of array scalars: lam, discount and k_max may be traced or batched with vmap, and moving them along
-a schedule compiles nothing anew. Values that are known when a measure is made are checked; traced ones cannot be.
+Measures are pytrees of array scalars: lam, discount and k_max may be traced or batched with vmap, and changing them
+along a schedule does not recompile. Concrete values are checked when a measure is made; traced ones cannot be.
 """
 
 from abc import abstractmethod
@@ -40,7 +40,7 @@ _Count = int | Int[Array, ""] | Int[np.ndarray, ""] | np.integer
 
 
 class Measure(eqx.Module):
-    """What every measure offers. To add one, subclass and write these methods."""
+    """The interface of a measure. To add one, subclass this and implement the abstract methods."""
 
     discount: eqx.AbstractVar[Float[Array, ""]]
 
@@ -204,7 +204,7 @@ class Custom(Measure):
         """xi and nu + |xi| on {1..K}, and the sum of the latter beyond K."""
         steps = jnp.arange(self.nu_array.size)
         lag = steps[:, None] - steps
-        # The definition, as multiply and sum: a matrix product could run in reduced precision on a GPU.
+        # The definition, as multiply and sum: a matmul could run in reduced precision on a GPU.
         powers = jnp.where(lag >= 0, self.discount ** jnp.maximum(lag, 0), 0.0)
         xi = powers[:, 0] - (powers * self.nu_array).sum(-1)
         rounding = 2 * self.nu_array.size * jnp.finfo(xi.dtype).eps
@@ -233,8 +233,8 @@ class Custom(Measure):
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Int[Array, "..."]:
         key_bucket, key_tail = jax.random.split(key)
         _, mass, tail = self._tables()
-        # Buckets 1..K and the tail. u < 1, the last entry, and an empty bucket repeats the value before it: no rounding
-        # can draw an empty bucket or an empty tail.
+        # Buckets 1..K and the tail. u is less than the last entry, 1, and an empty bucket repeats the cdf before it, so
+        # rounding can never draw an empty bucket or an empty tail.
         cdf = jnp.cumsum(jnp.append(mass, tail))
         u = jax.random.uniform(key_bucket, shape)
         k = 1 + jnp.searchsorted(cdf / cdf[-1], u, side="right").astype(jnp.int32)
@@ -255,7 +255,8 @@ def k_max(lam: Real, discount: Real, q: Real) -> Int[Array, "..."]:
     if not isinstance(q, Tracer) and not ((np.asarray(q) > 0) & (np.asarray(q) <= 1)).all():
         raise UhmError(f"the tail mass q is {q}, and must be in (0, 1].")
     q, rate = jnp.asarray(q, float), -jnp.log(jnp.asarray(lam, float) * discount)
-    # Rounding lam * gamma moves the quotient by about eps / rate: one this close above an integer is that integer.
+    # Rounding lam * gamma changes the quotient by about eps / rate: if it is this close above an integer, it is that
+    # one.
     slack = 4 * jnp.finfo(rate.dtype).eps * (1 + 1 / rate)
     return jnp.maximum(jnp.ceil(-jnp.log(q) / rate * (1 - slack)).astype(jnp.int32), 1)
 
@@ -273,7 +274,7 @@ def literal_mve_weights(lam: Real, discount: Real) -> tuple[Weights, Weights]:
 def bellman_operator(
     measure: Measure, q: _Table, reward: _Table, transition: Float[Array, "SA SA"], terms: int
 ) -> _Table:
-    """T Q of a finite MDP in closed form, horizons above `terms` left out. Iterate it to check a measure of your own.
+    """T Q of a finite MDP in closed form, ignoring horizons above `terms`. Iterate it to check a measure of your own.
 
     `transition[i, j]` is the probability that state-action pair i is followed by pair j under the policy.
     """

@@ -1,16 +1,16 @@
-"""What stands between two products of a network, bias, GELU and LayerNorm, as one kernel each way.
+"""What is between two matmuls of a network (bias, GELU and LayerNorm) as one kernel per direction.
 
     h = LayerNorm(gelu(z + b)), or gelu(z + b)      forward
     dh -> dz, and db, dscale, dshift                backward; the last three are sums over rows
 
-XLA too makes one kernel of the way forward, but two to six of the way back. With these 25 agents take a quarter less
-time for a step (docs/performance.md, which also says what was tried and given up).
+XLA also makes one kernel of the forward pass, but two to six of the backward pass. With these kernels a step of 25
+agents takes a quarter less time (docs/performance.md, which also describes what was tried and given up).
 
-`plain` is the definition and runs wherever `chosen` says no, or sizes do not fit. The kernels are written with Pallas
-for Triton and chosen on Hopper GPUs in bfloat16, where they were measured; UHM_KERNELS=off leaves them out. Sums are
-float32, and results are rounded as z is. GELU's tanh is the GPU's own instruction instead of exp and a division; its
-error of 2^-11 is an eighth of what rounding a number near 1 to bfloat16 does. Programs write their shares of the sums
-over rows, and those are added in one order, always, so that a run can be repeated bit by bit.
+`plain` is the definition, and is used wherever `chosen` is False or sizes do not fit. The kernels are written with
+Pallas for Triton and selected on Hopper GPUs in bfloat16, where they were measured; UHM_KERNELS=off disables them. Sums
+are float32, and results are rounded like z. GELU's tanh is the GPU's own instruction instead of exp and a division; its
+error of 2^-11 is an eighth of the error of rounding a number near 1 to bfloat16. A program (one thread block) writes
+its partial sums over rows ("shares"), which are always added up in the same order, so that runs repeat bit by bit.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ from uhm.numerics import EPSILON, MultiplyAdd, biased, gate, gate_slope, gelu, l
 VARIABLE = "UHM_KERNELS"
 _WIDTHS = (64, 128, 256, 512, 1024)
 _HOPPER = "9.0"
-_MOSAIC = {(0, 10), (0, 11)}  # versions of JAX: the interface that `uhm.ode_kernel` is written for still changes
-ODE_AGENTS = 25  # `uhm.ode_kernel` was measured faster with so many, and slower with five
+_MOSAIC = {(0, 10), (0, 11)}  # JAX versions: the API that `uhm.ode_kernel` is written for still changes
+ODE_AGENTS = 25  # `uhm.ode_kernel` was measured to be faster with this many agents, and slower with five
 
 
 class Launch(NamedTuple):
-    """How a kernel is run: rows and warps of one program. `interpret` is plain JAX on any device, slow, for tests."""
+    """How a kernel is launched: rows and warps per program. `interpret` runs it as plain JAX, slowly, for tests."""
 
     rows: int
     warps: int
@@ -45,16 +45,16 @@ class Launch(NamedTuple):
 
 
 FORWARD = Launch(8, 8)
-BACKWARD = Launch(8, 1)  # of many agents
-OF_FEW = Launch(4, 1)  # backward too: programs of one warp for more multiprocessors, but more shares to be added
-MANY = 25  # agents; between five and these nothing was measured
+BACKWARD = Launch(8, 1)  # for many agents
+OF_FEW = Launch(4, 1)  # backward for few: uses more multiprocessors, but leaves more partial sums to add
+MANY = 25  # agents; nothing was measured between five and 25
 _agents: contextvars.ContextVar[int] = contextvars.ContextVar("agents", default=1)
 _left_out: contextvars.ContextVar[bool] = contextvars.ContextVar("left out", default=False)
 _PIECE = 128  # columns that a warp reads at once
 
 
 def chosen() -> bool:
-    """Whether this process runs the kernels where they fit: it trains on a GPU of the kind they were measured on."""
+    """Whether this process uses the kernels where they fit: its GPU is of the kind they were measured on."""
     if _left_out.get():
         return False
     wanted = os.environ.get(VARIABLE) or "auto"
@@ -74,13 +74,13 @@ def left_out() -> Iterator[None]:
 
 
 def knows_mosaic() -> bool:
-    """Whether this is a version of JAX for which the kernel of ODE solves was written."""
+    """Whether the ODE kernel was written for this version of JAX."""
     return jax.__version_info__[:2] in _MOSAIC
 
 
 @contextlib.contextmanager
 def for_agents(count: int) -> Iterator[None]:
-    """While a program for so many agents side by side is traced, which a kernel cannot see: vmap adds them later."""
+    """Active while a program for `count` agents is traced: the tracing itself sees one agent, vmap adds the others."""
     token = _agents.set(count)
     try:
         yield
@@ -89,12 +89,12 @@ def for_agents(count: int) -> Iterator[None]:
 
 
 def agents() -> int:
-    """How many agents the program that is traced has, as `for_agents` says."""
+    """The number of agents of the program that is being traced, as set by `for_agents`."""
     return _agents.get()
 
 
 def description() -> str:
-    """The choice, for people."""
+    """Which kernels are used, in words."""
     if chosen():
         return "fused in bfloat16" + (f", and of {ODE_AGENTS} agents the ODE solve" if knows_mosaic() else "")
     return f"XLA's, by {VARIABLE}" if _hopper() else "XLA's (fused ones are for Hopper GPUs)"
@@ -111,21 +111,21 @@ def normed(
     scale: Float[Array, " H"] | None = None,
     shift: Float[Array, " H"] | None = None,
 ) -> Float[Array, "*batch H"]:
-    """LayerNorm(gelu(z + bias)), or without a scale and a shift gelu(z + bias).
+    """LayerNorm(gelu(z + bias)), or gelu(z + bias) if `scale` and `shift` are None.
 
     The bias is a vector, or a matrix with a row for each row of z.
     """
     if not (chosen() and fits(z, bias)):
         return plain(z, bias, scale, shift)
     backward = BACKWARD if agents() >= MANY else OF_FEW
-    # An agent that learns on the device may be asked to act on the host.
+    # An agent that learns on the GPU may be asked to act on the CPU.
     return jax.lax.platform_dependent(
         z, bias, scale, shift, default=plain, cuda=lambda *arguments: fused(*arguments, FORWARD, backward)
     )
 
 
 def fits(z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"]) -> bool:
-    """Whether rows fill whole tiles, of bfloat16, for which the kernels were measured."""
+    """Whether rows fill whole tiles, in a supported width, and are bfloat16, for which the kernels were measured."""
     rows = z.size // z.shape[-1]
     whole = z.shape[-1] in _WIDTHS and rows % FORWARD.rows == 0 and rows % BACKWARD.rows == 0
     return whole and z.dtype == jnp.bfloat16 and bias.shape in (z.shape, z.shape[-1:])
@@ -156,7 +156,7 @@ def fused(
 
 
 def _made(z: Array, bias: Array, scale: Array | None, shift: Array | None, launch: Launch) -> list[Array]:
-    """The result, and with a norm mean and 1 / deviation of each row."""
+    """The result and, if there is a norm, mean and 1 / deviation of each row."""
     if scale is None or shift is None:
         return _run(_gelu_forward, launch, (z, bias))
     return _run(_normed_forward, launch, (z, bias), (scale, shift), more=2)
@@ -165,7 +165,7 @@ def _made(z: Array, bias: Array, scale: Array | None, shift: Array | None, launc
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Kept:
-    """For the way back. A network that does not learn, as the critics in the actor's loss, needs no sums over rows."""
+    """Residuals for the backward pass. A frozen network (the critics in the actor's loss) needs no sums over rows."""
 
     z: Array
     bias: Array
@@ -195,7 +195,7 @@ fused.defvjp(_fused_forward, _fused_backward, symbolic_zeros=True)
 
 
 class _How(NamedTuple):
-    """What kernels compute with, and rows that a program has in hand at once."""
+    """The instructions that kernels compute with, and the number of rows that a program processes at once."""
 
     tanh: Callable[[Array], Array]
     fma: MultiplyAdd
@@ -255,9 +255,10 @@ def _gelu_backward(how: _How, z: Any, bias: Any, slope: Any, dz: Any, *shares: A
 def _row_by_row(
     how: _How, by_row: tuple[Any, Any, Any], some: Callable[[Any, Any], list[tuple[Array, ...]]], dz: Any, *shares: Any
 ) -> None:
-    """A program's way back: `some` rows at once, given z + bias and the slope of the result.
+    """A program's backward pass, `how.at_once` rows at a time, which `some` computes.
 
-    It returns the slope of z and, where sums over rows are asked for, what else is added up.
+    `some` is given z + bias and the gradient of the result, and returns the gradient of z followed by whatever else is
+    to be summed over rows.
     """
     from jax.experimental import pallas as pl
 
@@ -272,7 +273,8 @@ def _row_by_row(
 
     def one(turn: Array, carry: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
         at_hand, sums = carry
-        # The next rows are under way while these are computed. After the last these come again, and are not used.
+        # Prefetch: the next rows are loaded while these are computed. In the last turn these rows are loaded again, and
+        # not used.
         coming, rows = fetched(jnp.minimum(turn + 1, turns - 1)), rows_of(turn)
         given = [
             (x.astype(jnp.float32) + _float(bias, c, rows), g.astype(jnp.float32))
@@ -283,7 +285,8 @@ def _row_by_row(
             dz[rows, c] = first.astype(dz.dtype)
         return coming, jax.tree.map(jnp.add, sums, made) if shares else sums
 
-    # Of every row at hand by itself: a sum over rows is one over warps, which have to wait for one another.
+    # Sums are kept per row until the end of the loop: adding up rows means adding across warps, which then have to wait
+    # for one another.
     count = shares[0].shape[1] if shares else 0
     zeros = [(jnp.zeros((how.at_once, c.size)),) * count for c in columns]
     _, sums = jax.lax.fori_loop(0, turns, one, (fetched(0), zeros))
@@ -311,7 +314,7 @@ def _exact_tanh(x: Array) -> Array:
 
 
 def _fma(a: Any, b: Any, c: Any) -> Array:
-    """a b + c in one instruction: left to itself, Triton makes two of it here."""
+    """a b + c in one instruction; Triton by itself would use two here."""
     from jax.experimental.pallas import triton
 
     a, b, c = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.float32) for x in (a, b, c)))
@@ -323,11 +326,11 @@ def _fma(a: Any, b: Any, c: Any) -> Array:
 
 
 def _float(ref: Any, columns: Any, rows: Any = slice(None)) -> Array:
-    """Of a matrix those rows, or all; of a vector one row for all."""
+    """The given columns in float32: of a matrix for `rows`, of a vector as one row for all."""
     return (ref[rows, columns] if len(ref.shape) > 1 else ref[columns]).astype(jnp.float32)
 
 
-# Traced once for all layers of a kind, which would take seconds in every program.
+# Jitted so that it is traced once for all layers of a kind; tracing each of them would take seconds in every program.
 @functools.partial(jax.jit, static_argnames=("kernel", "launch", "more", "shares"), inline=True)
 def _run(
     kernel: Callable[..., None],
@@ -338,12 +341,14 @@ def _run(
     more: int = 0,
     shares: int = 0,
 ) -> list[Array]:
-    """A kernel over tiles of rows. What is given has a row for each (a bias may have one for all), or a number.
+    """Run a kernel over tiles of rows.
 
-    What comes out is an array like the first, so many `more` numbers of each row, and of every program `shares` sums
-    over its rows, rounded as the first is: in float32 they would be two fifths of what a way back writes.
+    `by_row` are matrices with one row for each (or a bias vector for all), `numbers` have one number per row, `vectors`
+    are shared by all rows. The results are an array like `by_row[0]`, `more` arrays of one number per row and, if
+    `shares` is not 0, that many sums over rows for every program. The sums are rounded like `by_row[0]`: in float32
+    they would be two fifths of what the backward pass writes.
     """
-    # Here, because it takes a quarter of a second, which every command would pay.
+    # Imported here, because it takes a quarter of a second, which every command would pay.
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 

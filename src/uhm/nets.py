@@ -2,11 +2,11 @@
 
 A module is its own parameter pytree: all leaves are arrays, everything else is static, so targets, EMA, ensembles and
 populations are `jax.tree.map` and `jax.vmap` over modules. Inputs are `[..., features]` with any leading axes, matrices
-act from the right, and vmapping a module over members turns its products into batched ones.
+act from the right, and vmapping a module over members turns its matmuls into batched ones.
 
-`compute_dtype="bfloat16"` rounds the factors of every matrix product, forward and backward, and what one layer hands to
-the next; sums, biases, activations, LayerNorm and a network's output are float32. Weights may be given rounded, and
-have rounded gradients then.
+`compute_dtype="bfloat16"` rounds the inputs of every matmul, forward and backward, and the activations passed between
+layers; accumulation, biases, GELU, LayerNorm and a network's output are float32. Weights may be passed in already
+rounded; their gradients are then rounded too.
 """
 
 import math
@@ -91,7 +91,7 @@ class MLP(eqx.Module):
         return self.after_first(z, first.bias)
 
     def after_first(self, z: Float[Array, "*batch H"], bias: Float[Array, "*rows H"]) -> Float[Array, "*batch O"]:
-        """The rest of the network, given the first product and what is added: a vector, or a row for each."""
+        """The rest of the network, given the first matmul's result and a bias: a vector, or a row for each row of z."""
         for i, layer in enumerate(self.layers[1:]):
             h = normed(z, bias, *((self.norms[i].scale, self.norms[i].bias) if self.norms else ()))
             z = product(h, layer.weight, self.compute_dtype, hands_on=layer is not self.layers[-1])
@@ -130,7 +130,8 @@ class Critic(eqx.Module):
     ) -> Float[Array, "E *batch"]:
         """All values of every row; `apply` is how one of the networks is evaluated."""
         x = _join(s, a)
-        # Once for each: of one product with the weights of all XLA would have to bring the result into their order.
+        # The input is copied for each critic: for a shared input XLA does one matmul with all weights side by side, and
+        # then has to transpose the result.
         members = self.ensemble.layers[0].bias.shape[0]
         return jax.vmap(apply)(self.ensemble, jnp.broadcast_to(x, (members, *x.shape)))[..., 0]
 
@@ -257,17 +258,17 @@ class VectorField(eqx.Module):
 
 
 def rounded(tree: Any) -> list[Float[Array, "..."]]:
-    """The weights of every MLP that rounds them, rounded."""
+    """The weights of every MLP with a `compute_dtype`, rounded to it."""
     return [layer.weight.astype(mlp.compute_dtype) for mlp in _rounding(tree) for layer in mlp.layers]
 
 
 def weights(tree: Any) -> list[Any]:
-    """Those that `rounded` rounds."""
+    """The unrounded weights, in the order of `rounded`."""
     return [layer.weight for mlp in _rounding(tree) for layer in mlp.layers]
 
 
 def with_weights(tree: _Tree, new: Sequence[Array]) -> _Tree:
-    """The tree with other arrays in their place."""
+    """The tree with `new` in place of its `weights`."""
     return eqx.tree_at(weights, tree, new) if new else tree
 
 

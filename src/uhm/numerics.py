@@ -1,8 +1,9 @@
-"""What layers are made of: products that may be rounded, biases and GELU with gradients of their own, and LayerNorm.
+"""The building blocks of layers: matmuls with optional rounding, bias and GELU with custom gradients, and LayerNorm.
 
-JAX's own rules are right but store more: by these the gradient of a layer up to its activation needs its input and its
-product alone, in bfloat16 where that is the compute precision. A profile of 25 members on an H200 (docs/performance.md)
-had more time between the products than in them. Bias and GELU gained 2 % there; on a CPU, nothing.
+JAX's own gradient rules are correct but store more. With these, the gradient of a layer up to its activation needs only
+the layer's input and matmul result, in bfloat16 where that is the compute precision. In a profile of 25 members on an
+H200 (docs/performance.md) more time was spent between matmuls than in them. Bias and GELU gained 2 % there; on a CPU,
+nothing.
 """
 
 import functools
@@ -21,11 +22,11 @@ GELU = math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715
 
 
 def apart(tree: _Tree) -> _Tree:
-    """The same values behind an optimization barrier, which their gradients pass on the way back.
+    """The same values behind an optimization barrier, which their gradients pass in the backward pass too.
 
-    XLA makes one kernel of things that read the same array, or end in the same result. On a GPU that can make one wait
-    for the other: a loss that needs nothing but the batch, for a target that takes half of the step. It does not look
-    through a barrier, and the program that it makes has none left.
+    XLA fuses operations that read the same array, or end in the same result. On a GPU that can make one wait for the
+    other: a loss that needs only the batch, for a target that takes half of the step. XLA does not fuse across a
+    barrier, and the compiled program has no trace of it left.
     """
     return jax.lax.optimization_barrier(tree)
 
@@ -33,7 +34,7 @@ def apart(tree: _Tree) -> _Tree:
 def product(
     x: Float[Array, "*batch I"], weight: Float[Array, "I O"], compute_dtype: str | None, hands_on: bool
 ) -> Float[Array, "*batch O"]:
-    """x W. What is not handed on to another layer is not rounded."""
+    """x W. The result is rounded only if another layer takes it as input (`hands_on`)."""
     if compute_dtype is None:
         return x @ weight
     return _rounded_product(x.astype(compute_dtype), weight, compute_dtype if hands_on else "float32")
@@ -41,7 +42,7 @@ def product(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _rounded_product(x: Float[Array, "*batch I"], weight: Float[Array, "I O"], out: str) -> Float[Array, "*batch O"]:
-    """x W with W rounded as x is, or given so. By JAX's own rule the products of its gradient would be float32."""
+    """x W with W rounded like x, if it is not already. By JAX's own rule the gradient's matmuls would be float32."""
     return _matmul(x, weight.astype(x.dtype), out)
 
 
@@ -60,7 +61,7 @@ _rounded_product.defvjp(_rounded_product_forward, _rounded_product_backward)
 
 
 def _matmul(a: Float[Array, "*batch I"], b: Float[Array, "I O"], out: str) -> Float[Array, "*batch O"]:
-    """A product of rounded factors, summed in float32. XLA has no such products for the CPU, or not of all shapes."""
+    """A matmul of rounded inputs, accumulated in float32. On a CPU XLA lacks such matmuls, or has not all shapes."""
     return jax.lax.platform_dependent(
         a,
         b,
@@ -72,7 +73,7 @@ def _matmul(a: Float[Array, "*batch I"], b: Float[Array, "I O"], out: str) -> Fl
 def halves(x: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], Int[Array, "*shape"]]:
     """x rounded to bfloat16, and the 16 bits by which it differs from that: together they are x, exactly.
 
-    Half a unit is rounded away from zero, for the difference must be less than one of 16 bits.
+    Ties are rounded away from zero, so that the difference fits into a signed 16-bit integer.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.int32) + 0x8000
     rest = (bits & 0xFFFF) - 0x8000
@@ -80,19 +81,19 @@ def halves(x: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], Int[Array
 
 
 def whole(rounded: Float[Array, "*shape"], rest: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """What `halves` were made of."""
+    """The inverse of `halves`."""
     upper = jax.lax.bitcast_convert_type(rounded, jnp.int16).astype(jnp.int32) << 16
     return jax.lax.bitcast_convert_type(upper + rest.astype(jnp.int32), jnp.float32)
 
 
 def biased(y: Float[Array, "*batch O"], bias: Float[Array, "*rows O"]) -> Float[Array, "*batch O"]:
-    """y + b, for a vector b, or a matrix with a row for each row of y."""
+    """y + b, where b is a vector, or a matrix with a row for each row of y."""
     return _biased(y, bias) if bias.ndim == 1 else y + bias
 
 
 @jax.custom_vjp
 def _biased(y: Float[Array, "*batch O"], bias: Float[Array, " O"]) -> Float[Array, "*batch O"]:
-    """Where y was rounded, so is its slope, and that is what b's is summed from: the only one to be stored."""
+    """If y was rounded, so is its gradient, and b's is summed from the rounded one: then only that has to be stored."""
     return y + bias
 
 
@@ -119,13 +120,13 @@ def gelu(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
 
 
 def gate(x: Array, tanh: Callable[[Array], Array] | None = None, fma: MultiplyAdd = multiply_add) -> Array:
-    """gelu(x) / x; by a tanh if one is given, for a kernel may have a fast one."""
+    """gelu(x) / x; computed with `tanh` if given, since a kernel may have a fast one."""
     u = x * fma(GELU[1], x * x, GELU[0])
     return jax.nn.sigmoid(2 * u) if tanh is None else fma(0.5, tanh(u), 0.5)
 
 
 def gate_slope(x: Array, gated: Array, fma: MultiplyAdd = multiply_add) -> Array:
-    """The slope of `gelu` at x, where `gated` is its gate: with g = gated, g + g (1 - g) 2 x du/dx."""
+    """The derivative of `gelu` at x, where `gated` is its gate: with g = gated, g + g (1 - g) 2 x du/dx."""
     return fma(fma(-gated, gated, gated), x * fma(6 * GELU[1], x * x, 2 * GELU[0]), gated)
 
 

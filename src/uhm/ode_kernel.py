@@ -1,21 +1,22 @@
 """A flow model's whole ODE solve as one kernel: activations stay on the multiprocessor, weights stream through it.
 
-A program takes 64 rows of a batch through all evaluations e of the velocity,
+A program (one thread block) takes 64 rows of a batch through all evaluations e of the velocity,
 
     z_1 = (in_e x) W_1 + c + tau_e w,   h_i = LayerNorm(gelu(z_i)),   z_i+1 = h_i W_i+1 + b_i+1,
     v = skip_e x + out_e (h_L W + b),   x <- base + size_e v,   base <- x at the end of a step,
 
-where `in`, `skip` and `out` are numbers for each evaluation and dimension (the flag of `uhm.agents.horizon_model` has
-its own), and c is what state, action and horizon add to the first layer. Plain JAX launches two kernels for each of 50
-layers, and each waits for the one before it.
+where `in`, `skip` and `out` are numbers for each evaluation and dimension (they differ only for the flag of
+`uhm.agents.horizon_model`), and c is the contribution of state, action and horizon to the first layer. Plain JAX
+launches two kernels for each of 50 layers, and each waits for the one before it.
 
-Three warpgroups share a program. Two compute, each one half of a layer's columns: 128 sums a thread. They meet twice a
-layer, when both have added up their halves of all rows, and when both have written their halves of h. The third loads
-weights and c, tile by tile in the order of their use, through a ring for each of the two.
+Three warpgroups share a program. Two compute, each one half of a layer's columns: 128 accumulators per thread. They
+synchronise twice per layer: when both have summed their halves of all rows (for LayerNorm), and when both have written
+their halves of h. The third loads weights and c, tile by tile in the order of their use, through one ring buffer for
+each of the two.
 
-The definition is `HorizonModel.follow`, in plain JAX. Written with Pallas for Mosaic GPU and for Hopper's products of
-warpgroups. It is chosen where it was measured faster (docs/performance.md): with few agents the plain solve has more
-multiprocessors at work.
+What it has to compute is defined by `HorizonModel.follow`, in plain JAX. It is written with Pallas for Mosaic GPU, for
+Hopper's warpgroup matmuls (wgmma), and selected where it was measured to be faster (docs/performance.md): with few
+agents the plain solve keeps more multiprocessors busy.
 """
 
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from uhm import kernels
 from uhm.nets import MLP
 from uhm.numerics import EPSILON, GELU
 
-ROWS = 64  # of a program: no product of a warpgroup has fewer
+ROWS = 64  # of a program: the least that a wgmma takes
 SIZE = 64  # of x, padded
 _WIDTHS = {128, 256, 512}
 _MEASURED_WIDTH = 512  # the others are for tests
@@ -37,12 +38,12 @@ _MEASURED_ROWS = 256  # of an agent; larger batches were not measured
 _MULTIPROCESSORS = 132  # of a Hopper GPU; each runs one program at a time
 _SHARED_MEMORY = 224 << 10  # bytes that a program may have; Hopper's 227 KB less what barriers take
 _HALVES = 2  # warpgroups that compute
-_STAGES = 4  # tiles of a ring
+_STAGES = 4  # tiles in a ring buffer
 _COMPUTING, _LOADING = 232, 40  # registers of a thread; all threads together have 504 times 128 of them
 
 
 class Weights(NamedTuple):
-    """What a solve multiplies by and adds."""
+    """The parameters of a solve, in the kernel's layout."""
 
     first: Float[Array, "64 H"]
     hidden: tuple[Float[Array, "H H"], ...]
@@ -55,22 +56,22 @@ class Schedule(NamedTuple):
     """The evaluations of a solve."""
 
     table: Float[np.ndarray, "E 3 64"]  # in, skip and out
-    gap: float  # of tau between two of them
-    sizes: tuple[float, ...]  # of the moves that make one step
+    gap: float  # difference of tau between two evaluations
+    sizes: tuple[float, ...]  # of the moves of x within one solver step (midpoint has two)
 
 
 def pays(members: int, rows: int, width: int) -> bool:
-    """Whether it was measured faster for so many agents, each with so many rows, and layers of this width."""
+    """Whether it was measured to be faster for this number of agents and of rows per agent, and this layer width."""
     if not (kernels.knows_mosaic() and width == _MEASURED_WIDTH and rows <= _MEASURED_ROWS):
         return False
-    # With 25, 50 or 100 agents; not with 34, of whose programs four are left over for a second turn.
+    # It was with 25, 50 or 100 agents; not with 34, of whose 136 programs four do not fit into the first wave.
     programs, least = members * rows // ROWS, kernels.ODE_AGENTS * _MEASURED_ROWS // ROWS
     turns = -(-programs // _MULTIPROCESSORS)
     return programs >= least * max(turns, 1)
 
 
 def fits(mlp: MLP, rows: int, size: int) -> bool:
-    """Whether the kernel can solve for so many rows of an x of this size."""
+    """Whether the kernel can solve for this number of rows, with an x of this size."""
     widths = {norm.scale.shape[-1] for norm in mlp.norms}
     whole = rows % ROWS == 0 and size <= SIZE and len(mlp.norms) > 1
     if not (whole and len(widths) == 1 and widths <= _WIDTHS and mlp.compute_dtype == "bfloat16"):
@@ -86,7 +87,7 @@ def _tile(width: int) -> int:
 
 
 def weights(mlp: MLP, size: int) -> Weights:
-    """Those of a network whose first inputs are x and tau."""
+    """The kernel's weights, from a network whose first inputs are x and tau."""
     first, *hidden, last = mlp.layers
     rows, columns = ((0, SIZE - size), (0, 0)), ((0, 0), (0, SIZE - size))
     norms = [vector for norm in mlp.norms for vector in (norm.scale, norm.bias)]
@@ -101,7 +102,7 @@ def weights(mlp: MLP, size: int) -> Weights:
 
 
 def blocks(last: Float[Array, "H 64"]) -> Float[Array, "64 H"]:
-    """The last weight as the kernel reads it: blocks of 64 rows side by side, tiles as high as those of the others."""
+    """The last weight as the kernel reads it: blocks of 64 rows side by side, so its tiles are as high as others."""
     width, size = last.shape
     return last.reshape(width // size, size, size).swapaxes(0, 1).reshape(size, width)
 
@@ -110,32 +111,32 @@ def solve(
     x: Float[Array, "B 64"], c: Float[Array, "B H"], weights: Weights, schedule: Schedule, interpret: Any = None
 ) -> Float[Array, "B 64"]:
     """x at the end. `interpret` are the parameters of Pallas's interpreter, for tests."""
-    # Here, because it takes a quarter of a second, which every command would pay.
+    # Imported here, because it takes a quarter of a second, which every command would pay.
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as gpu
 
     rows, width = c.shape
     half, depth = width // _HALVES, len(weights.hidden)
     tile = _tile(width)
-    across, down, ends = half // tile, width // SIZE, width // tile  # tiles of a layer's half, and of the last layer
+    across, down, ends = half // tile, width // SIZE, width // tile  # tiles in half a layer, and in the last layer
     evaluations = schedule.table.shape[0]
     of_evaluation = 2 * across + depth * down * across + ends
     norms = 2 * (depth + 1)
     assert max(across, ends) <= _STAGES  # tiles that are released together
 
     def place(e: Any, i: Any) -> Any:
-        """Of the first tile of hidden layer i in evaluation e, among all of a half; the last layer comes after.
+        """Index of the first tile of hidden layer i in evaluation e, in the sequence of all tiles of one half.
 
-        Before them come the first layer and c.
+        Within an evaluation the first layer and c come before the hidden layers, the last layer after them.
         """
         return e * of_evaluation + 2 * across + i * (down * across)
 
     def columns(who: Any, j: int) -> Any:
-        """Those of a layer that are in tile j of a half."""
+        """The columns of a layer that are in tile j of half `who`."""
         return pl.ds(who * half + j * tile, tile)
 
     def read(ref: Any, *where: Any) -> Array:
-        """From the GPU's memory, in whatever order the threads want it."""
+        """Load from global memory, without requiring a coalesced layout."""
         return ref[where] if interpret is not None else gpu.load(ref, where, optimized=False)
 
     def by_column(vector: Array, like: Array) -> Array:
@@ -173,10 +174,10 @@ def solve(
             return pl.ds(j * tile, tile)
 
         def normed(z: list[Array], i: Any) -> None:
-            """h becomes LayerNorm(gelu(z)), of which this warpgroup has its half, in pieces."""
+            """h becomes LayerNorm(gelu(z)); z are the pieces of this warpgroup's half."""
             pieces, total, squares = [], 0.0, 0.0
             for piece in z:
-                # Twice GELU: LayerNorm does not notice.
+                # Twice GELU: LayerNorm cancels the factor (hence 4 EPSILON below).
                 piece = piece + piece * jnp.tanh(piece * (GELU[0] + GELU[1] * (piece * piece)))
                 total, squares = total + piece.sum(axis=1), squares + (piece * piece).sum(axis=1)
                 pieces.append(piece)
@@ -304,7 +305,7 @@ def solve(
             for q in range(ends):
                 put(place(e, depth) + q, lambda who, q=q: weights_ref.last.at[:, pl.ds(q * tile, tile)])
 
-        for barrier in range(_HALVES * _STAGES):  # nothing is under way when the program ends
+        for barrier in range(_HALVES * _STAGES):  # no copy may be in flight when the program ends
             gpu.barrier_wait(scratch["emptied"].at[barrier])
 
     def body(*refs: Any, **scratch: Any) -> None:

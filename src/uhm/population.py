@@ -1,9 +1,9 @@
 """A population: many members of one agent (tasks x seeds x hyperparameters) advanced by one compiled program.
 
 This is the only module that knows there is more than one agent. Members are the leading axis of every leaf; the rows of
-the data are shared, only the task's column differs. The randomness of a member at a step depends on its own key and
-the step alone, so a member of a population and the same agent trained alone see the same batches and the same noise,
-and a run that is resumed goes on as if it had never stopped.
+the data are shared, only the task's column differs. A member's randomness at a step depends only on its own key and the
+step, so a member of a population and the same agent trained alone see the same batches and the same noise, and a
+resumed run continues as if it had never stopped.
 """
 
 import functools
@@ -23,31 +23,31 @@ from uhm.agents.base import Agent, Metrics
 from uhm.data.dataset import Dataset
 from uhm.numerics import apart
 
-# A critic loss beyond this is no loss any more: TD errors of 1e6 are a thousand times the largest return there is.
+# A critic loss beyond this means divergence: TD errors of 1e6 are a thousand times the largest return there is.
 DIVERGED = 1e12
 
-# An update's networks learn independently of one another, and one small product leaves most of a GPU idle. XLA runs one
-# kernel after the other unless told that those of a CUDA graph may overlap. It would also make one product of two that
-# share a factor (the critics at the stored action and at the policy's), and spend more on stacking and unstacking rows
-# than that gains. And it would split the products of one agent alone along their inner dimension, and add up in another
-# kernel: more programs at once, but a longer chain. Other devices do not look at these.
+# XLA options for GPUs; other devices ignore them. The networks of an update learn independently of one another, and one
+# small matmul leaves most of a GPU idle, but XLA runs one kernel after another unless told that those of a CUDA graph
+# may overlap. It would also merge two matmuls that share an input (the critics at the stored action and at the
+# policy's), which costs more in stacking and unstacking rows than it gains. And it would split the matmuls of a single
+# agent along their inner dimension and add up the parts in another kernel: more parallelism, but a longer chain.
 SIDE_BY_SIDE = {
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
     "xla_gpu_dot_merger_threshold_mb": 0,
     "xla_disable_hlo_passes": "splitk-rewriter",
 }
 
-# With at least so many parameters each, members are advanced one after the other on a CPU, as plain products of
-# matrices. Side by side their activations fall out of the caches: of 4x512 networks (2.5 to 10 million parameters),
-# batches of 256, each of five DTD agents took 138 ms a step on two cores, one after the other 109. (MOBILE 576 and 398,
-# MAC 1045 and 758, the first number of each beside other work.) 4x256 (from 0.6 million on) gains a fifth or nothing,
-# 4x128 loses as often as it gains, and 2x64 (up to 0.06 million) would lose up to a fifth. Only shapes and the device
-# decide, so a resumed run decides as before.
+# With at least this many parameters each, members are advanced one after another on a CPU, with plain instead of
+# batched matmuls. Side by side, their activations fall out of the caches: with 4x512 networks (2.5 to 10 million
+# parameters) and batches of 256, each of five DTD agents took 138 ms per step on two cores, one after another 109.
+# (MOBILE 576 and 398, MAC 1045 and 758, the first number of each measured beside other work.) 4x256 (from 0.6 million
+# on) gains a fifth or nothing, 4x128 loses as often as it gains, and 2x64 (up to 0.06 million) would lose up to a
+# fifth. The choice depends only on shapes and the device, so a resumed run makes the same one.
 LARGE = 500_000
 
 
 class Member(NamedTuple):
-    """One agent of a population: what it learns, its seed, and the hyperparameters in which it differs."""
+    """One agent of a population: its task, its seed, and the hyperparameters in which it differs."""
 
     task: str
     column: int  # of the data set
@@ -56,12 +56,12 @@ class Member(NamedTuple):
 
     @property
     def key(self) -> Key[Array, ""]:
-        """Differs between tasks of the same seed; the same for all hyperparameters, which makes them comparable."""
+        """Differs between tasks of the same seed; is the same for all hyperparameters, to make them comparable."""
         return jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(tasks.title(self.task).encode()) & 0x7FFFFFFF)
 
 
 class Population(NamedTuple):
-    """Everything that training changes. `alive` is False for a member that diverged and was frozen as it was before."""
+    """Everything that training changes. `alive` is False for a member that diverged and was reset and frozen."""
 
     state: Any  # the agents' states, stacked
     key: Key[Array, " members"]
@@ -81,7 +81,7 @@ def grid(tasks: Sequence[str], seeds: Sequence[int], axes: Mapping[str, Sequence
 
 
 def stack_hyper(hyper: Any, members: Sequence[Member]) -> Any:
-    """The common hyperparameters with each member's own put in, one entry per member."""
+    """The common hyperparameters, overridden by each member's own: one entry per member."""
     base = {name: [getattr(hyper, name)] * len(members) for name in hyper.__dataclass_fields__}
     for index, member in enumerate(members):
         for name, value in member.hyper:
@@ -152,7 +152,7 @@ def _every(
         return _chunk(agent, member, hyper, steps, functools.partial(batch_of, task), batches, loop)
 
     each = (population.state, population.key, population.alive, hyper, tasks, batches)
-    # Whole chunks in turn, not steps: a member's state is taken out of the stack and put back once in a chunk.
+    # Members take turns by whole chunks, not by steps: a state is taken out of the stack and put back once per chunk.
     in_turn = _one_by_one(population.state)
     with kernels.for_agents(members):
         state, alive, metrics = jax.lax.map(lambda one: chunk(*one), each) if in_turn else jax.vmap(chunk)(*each)
@@ -160,12 +160,12 @@ def _every(
 
 
 class Loop(NamedTuple):
-    """The form of a chunk's loop, which changes no result.
+    """How a chunk's loop is compiled; results do not depend on it.
 
-    `ahead`: a step draws the batch of the next one. What learns on it can start at once then; else a GPU has nothing to
-    do while random numbers are drawn and rows gathered. That makes the step of 25 UHM agents 1.3 % shorter, and that of
-    five 0.9 % longer. `together`: so many steps are one pass through the loop. `halved`: they pass weights on in halves
-    (`uhm.agents.descent`), which makes the step of 25 UHM agents 5 % shorter.
+    `ahead`: a step draws the batch of the next one, so that learning can start at once; otherwise a GPU has nothing to
+    do while random numbers are drawn and rows gathered. This makes the step of 25 UHM agents 1.3 % shorter, and that of
+    five 0.9 % longer. `together`: the number of steps per loop iteration. `halved`: weights are carried from step to
+    step in halves (`uhm.agents.descent`), which makes the step of 25 UHM agents 5 % shorter.
     """
 
     ahead: bool
@@ -174,23 +174,25 @@ class Loop(NamedTuple):
 
 
 def loop_of(members: int, draws: bool) -> Loop:
-    """The form for so many agents, who draw their batches themselves or are given them."""
+    """The loop for this number of agents; `draws`: they draw their batches themselves instead of being given them."""
     gpu = jax.default_backend() == "gpu"
     many = gpu and members >= kernels.MANY
-    # One agent leaves a GPU idle while the last network of a step is moved; the next step's first kernels run there.
+    # One agent leaves a GPU idle while the last network of a step is updated; the next step's first kernels can run
+    # then.
     return Loop(ahead=many and draws, together=2 if gpu and members == 1 else 1, halved=many)
 
 
 def _chunk(
     agent: Agent, member: Population, hyper: Any, steps: int, batch_of: Any, batches: Any, loop: Loop
 ) -> tuple[Any, Bool[Array, ""], Metrics]:
-    """One member's chunk (no leaf has an axis of members): its state, if it is alive, and the means of its metrics."""
+    """One member's chunk (leaves have no axis of members): its state, whether it is alive, and its mean metrics."""
 
     def draw(step: Int[Array, ""], batch: Any) -> Any:
-        # Or XLA gathers rows where they are used: in one kernel with what a model imagines, for which all losses wait.
+        # Without the barrier XLA gathers rows where they are used, fused with what a model imagines, so that even
+        # losses that need only the batch wait for the model.
         return apart(batch_of(step_keys(member.key, step)[0], batch))
 
-    @functools.partial(jax.jit, inline=True)  # traced once, though it is asked for its shapes first
+    @functools.partial(jax.jit, inline=True)  # so that `eval_shape` below and the loop share one trace
     def one(pop: Population, batch: Any) -> tuple[Population, Metrics]:
         new, metrics = agent.update(pop.state, hyper, batch, step_keys(pop.key, pop.step)[1])
         return Population(new, pop.key, pop.alive & healthy(metrics), pop.step + 1), metrics
@@ -209,9 +211,9 @@ def _chunk(
     start = member._replace(state=_learners(descent.halved, member.state)) if loop.halved else member
     (after, total, _), _ = jax.lax.scan(body, (start, zeros, first), batches, length=steps, unroll=loop.together)
     after = after._replace(state=_learners(descent.whole, after.state)) if loop.halved else after
-    # Here and not at every step, which would cost 5 to 10 % of a 4x512 step on a CPU: a member that diverged goes back
-    # to where the chunk began, the last state known to be sound, and stays there. Metrics tell of the parameters before
-    # a step, so those after the last are looked at too.
+    # A member that diverged goes back to where the chunk began, the last state known to be sound, and stays there. This
+    # is done once per chunk, since at every step it would cost 5 to 10 % of a 4x512 step on a CPU. Metrics only reflect
+    # the parameters before a step, so those after the last step are checked too.
     finite = [jnp.isfinite(leaf).all() for leaf in _learned(after.state) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     alive = after.alive & jnp.stack(finite).all()
     state = jax.tree.map(lambda n, o: jnp.where(alive, n, o), after.state, member.state)
@@ -219,13 +221,13 @@ def _chunk(
 
 
 def _learners(change: Any, state: Any) -> Any:
-    """The state with whatever `uhm.agents.descent` moves in another form."""
+    """The state with `change` applied to every `descent.State` in it."""
     is_one = lambda node: isinstance(node, descent.State)  # noqa: E731
     return jax.tree.map(lambda node: change(node) if is_one(node) else node, state, is_leaf=is_one)
 
 
 def _learned(state: Any) -> list[Any]:
-    """What learns. An agent of one's own need not call it `params`."""
+    """The leaves that learn. A user's own agent need not call them `params`."""
     return jax.tree.leaves(getattr(state, "params", state))
 
 
@@ -236,7 +238,7 @@ def _one_by_one(state: Any) -> bool:
 
 
 def healthy(metrics: Metrics) -> Bool[Array, "*members"]:
-    """Which members are still learning: all their numbers are finite and the critic's loss is of this world."""
+    """Which members have not diverged: all their metrics are finite and the critic's loss is below `DIVERGED`."""
     finite = jnp.stack([jnp.isfinite(value) for value in metrics.values()]).all(0)
     loss = metrics.get("critic_loss")
     return finite if loss is None else finite & (loss < DIVERGED)

@@ -1,7 +1,7 @@
 """Returns over stretches of a trajectory: winsorized TD(lambda), and n-step TD as its lambda = 1 case.
 
-With one sampled horizon the winsorized geometric measure (`uhm.horizons`) is estimated; here all horizons of one
-trajectory are summed, which DTD(lambda) does on stored and MBTD(lambda) on imagined steps. For step t let
+`uhm.horizons` estimates the winsorized geometric measure with one sampled horizon; here all horizons of one trajectory
+are summed, which DTD(lambda) does on stored and MBTD(lambda) on imagined steps. For step t let
 
     r_j, m_j  reward and mask (0 = the task ended) of transition t+j,   q_j  the value Q(s_{t+j}, pi(s_{t+j})),
 
@@ -9,8 +9,9 @@ and k* = min(k_max, L), where L <= K steps are available before the stored traje
 
     G_{k*} = q_{k*},   G_j = r_j + gamma m_j [ (1-lam) q_{j+1} + lam G_{j+1} ],   y = G_0.
 
-A trajectory that ends is cut, not terminated: k* moves to its last state and the target bootstraps there. A mask of 0
-ends everything behind it, because stored trajectories go on after success with rewards that must not count.
+The end of a trajectory is a truncation, not a termination: k* moves to its last state and the target bootstraps there.
+A mask of 0 cuts off everything after it, because stored trajectories continue after success with rewards that must not
+count.
 """
 
 import jax
@@ -32,8 +33,8 @@ def lambda_returns(
     """The target y of the module docstring for every row, with `values[..., j]` = q_{j+1}.
 
     `lam`, `discount`, `k_max` and `length` (L; None means K) are scalars or one per row and may be traced; K is static.
-    Entries at or behind k* are never read into y. Where q and R are already zero after a termination (imagined steps),
-    pass masks of ones.
+    Entries at or after k* never enter y. Where q and R are already zero after a termination (imagined steps), pass
+    masks of ones.
     """
     window = rewards.shape[-1]
     cap = jnp.minimum(k_max, window if length is None else length)

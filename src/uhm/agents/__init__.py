@@ -1,7 +1,7 @@
 """The agents by name. A name stands for a factory and the types of its configuration.
 
 `module:NAME` is an agent of the user's own: a Python module that offers `make`, `Config` and `Hyper`, looked for on the
-path and in the current directory. docs/own-agent.md has one in 40 lines.
+path and in the current directory. docs/own-agent.md has an example.
 """
 
 import importlib
@@ -19,7 +19,7 @@ __all__ = ["FAMILIES", "Agent", "Family", "Spec", "family", "is_agent", "normali
 class Family(NamedTuple):
     """`make(config, spec)` builds the agent; `Config` changes the program, `Hyper` may differ between members.
 
-    `idle` are hyperparameters that change nothing: those of the core that all methods share and this one does not use.
+    `idle` are hyperparameters without effect: those of the shared core that this method does not use.
     """
 
     name: str
@@ -65,15 +65,15 @@ def _own(name: str) -> Family:
     module = name.removeprefix(_OWN)
     if not all(part.isidentifier() for part in module.split(".")):
         raise UhmError(f"'{name}' names no Python module: write {_OWN}NAME for NAME.py.")
-    if "" not in sys.path:  # a console script does not look where the user stands
+    if "" not in sys.path:  # a console script does not search the current directory
         sys.path.append("")
     here = str(Path.cwd())
-    sys.path.insert(0, here)  # for this import alone: a file here is meant, whatever else has its name
+    sys.path.insert(0, here)  # for this import only: a file here takes precedence over others of its name
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module:
-            raise  # it is there, and needs something that is not
+            raise  # the module exists, but something it imports does not
         raise UhmError(f"no Python module '{module}' here or on the path, which the agent '{name}' asks for.") from None
     finally:
         sys.path.remove(here)

@@ -1,4 +1,4 @@
-"""The contract of an agent: pure functions, four and one that may be left out. All else knows agents by this alone.
+"""The interface of an agent: four pure functions and an optional fifth. The rest of the package uses nothing else.
 
 An algorithm is a factory `make(config, spec) -> Agent`. `config` holds what changes the compiled program; `hyper` is a
 pytree of scalars that may differ from member to member of a population. Nothing here is jitted, vmapped or looped: the
@@ -23,7 +23,7 @@ Metrics = dict[str, Float[Array, "*members"]]  # scalars, and one entry per memb
 
 
 class Spec(NamedTuple):
-    """What an agent is told about the data. `k_max` is the longest horizon that any member will ever use."""
+    """What an agent knows about the data. `k_max` is the longest horizon that any member will ever use."""
 
     observation_size: int
     action_size: int
@@ -33,7 +33,7 @@ class Spec(NamedTuple):
     observation_mean: np.ndarray
     observation_std: np.ndarray
     change_std: np.ndarray  # [k_max, observation_size], of s_(t+n) - s_t
-    flag_std: float  # of whether a task ends within a few steps
+    flag_std: float  # of the indicator that a task ends within a few steps
 
     def scale(self, observations: Any) -> Any:
         """Observations as numbers with mean 0 and standard deviation 1 in the data."""
@@ -58,7 +58,7 @@ class Spec(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What changes the compiled program and every agent of this package has; agents add fields of their own."""
+    """Settings that change the compiled program and that all agents of this package have; agents add their own."""
 
     hidden: tuple[int, ...] = (512, 512, 512, 512)
     """Widths of every network."""
@@ -74,10 +74,10 @@ class Config:
 
 
 class Agent(NamedTuple):
-    """`sample` says which rows of the data an update needs; that is the agent's business, the trainer only calls it.
+    """`sample` draws the rows of the data that an update needs; the agent defines it, the trainer only calls it.
 
     `value` is the discounted return that the agent expects of its policy from a state on. Evaluations compare it with
-    what the policy gets; without it they only say what it gets.
+    the return obtained; without it they only report the latter.
     """
 
     init: Callable[[PRNGKeyArray, Hyper], State]
@@ -128,7 +128,7 @@ def spec_of(dataset: Dataset, k_max: int) -> Spec:
         observation_mean=as_float(mean),
         observation_std=as_float(std),
         change_std=as_float(change_std(dataset, k_max)),
-        # Where ends were never stored, or seldom, an agent may find some: they must not become huge numbers.
+        # Bounded below: if the data have few ends or none, those that an agent finds must not become huge numbers.
         flag_std=max(0.02, float(np.sqrt(dataset.end_share * (1 - dataset.end_share)))),
     )
 
@@ -136,7 +136,8 @@ def spec_of(dataset: Dataset, k_max: int) -> Spec:
 def change_std(dataset: Dataset, k_max: int, most: int = 1 << 17) -> np.ndarray:
     """The standard deviation of s_(t+n) - s_t within trajectories, for n = 1..k_max: [k_max, S].
 
-    Of at most `most` pairs for each n, evenly spread. Beyond the longest trajectory the last n that there is stands in.
+    Uses at most `most` pairs for each n, evenly spread. Beyond the longest trajectory the value of the last n is
+    repeated.
     """
     observations, found = dataset.observations, []
     for n in range(1, k_max + 1):

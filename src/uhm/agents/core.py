@@ -2,12 +2,12 @@
 
     L_Q  = mean_i (Q_i(s, a) - y)^2                                      y is the one thing the methods differ in
     L_pi = alpha |mu(s) - a|^2 - c Q(s, mu(s)),   c = sg(1 / mean |Q|)   TD3+BC; c gives alpha a scale
-    L_R  = (R(s, a) - r)^2                                               where the target asks for rewards
-    L_v  = |v(x_tau | s, a, n, tau) - (x_1 - x_0)|^2_w                   where there is a flow model; w weighs the flag
+    L_R  = (R(s, a) - r)^2                                               where the target needs rewards
+    L_v  = |v(x_tau | s, a, n, tau) - (x_1 - x_0)|^2_w                   where there is a flow model; w weights the flag
 
-A method says how it samples, which model it has, and how it backs up: `Backup` is the target y and, for the methods
-with a model, the flow's regression target. One Adam moves all networks by the sum of the losses; every loss sees the
-other networks through a stopped gradient.
+A `Method` defines how to sample, which model there is, and how to back up: `Backup` is the target y and, for methods
+with a model, the flow's regression target. One Adam minimises the sum of the losses; every loss sees the other networks
+through a stopped gradient.
 """
 
 import dataclasses
@@ -98,7 +98,7 @@ class Hyper:
 
 
 class Networks(NamedTuple):
-    """What learns, and, as `targets`, the slow copies (the reward net has none)."""
+    """The networks that learn and, as `targets`, their target networks (the reward net has none)."""
 
     critic: nets.Critic
     actor: nets.Actor
@@ -117,9 +117,9 @@ class FlowTarget(NamedTuple):
 class Backup(NamedTuple):
     """The critic's target, and the flow's where there is a model; `generated` are states that the model imagined.
 
-    `ends` is how often an imagined future has ended. Were the flags right, that is at most a few times as often as a
-    stored transition ends, or less, where a goal holds for a while and many stored transitions end in it; if it is far
-    more, values are cut off where nothing ends.
+    `ends` is the share of imagined futures that have ended. If flags are right, it is at most a few times the share of
+    stored transitions that end, or smaller where a goal holds for a while, so that many stored transitions end in it.
+    If it is far larger, values are cut off where nothing ends.
     """
 
     y: Float[Array, " B"]
@@ -129,7 +129,7 @@ class Backup(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a backup may look at: slow networks, the online reward net, this step's lambda and cap."""
+    """What a backup may use: target networks, the online reward net, this step's lambda and cap."""
 
     targets: Networks
     reward: nets.RewardNet | None
@@ -143,11 +143,11 @@ class Context(NamedTuple):
         return (masks < 0.5) & self.hyper.terminal
 
     def act(self, key: PRNGKeyArray, s: Float[Array, "*B S"]) -> Float[Array, "*B A"]:
-        """pi(s): the slow actor with clipped noise (target smoothing)."""
+        """pi(s): the target actor with clipped noise (target policy smoothing)."""
         return smooth(key, self.targets.actor(s), self.hyper.target_noise, self.hyper.target_noise_clip)
 
     def value(self, s: Float[Array, "*B S"], a: Float[Array, "*B A"]) -> Float[Array, "*B"]:
-        """The slow critics' value of (s, a), aggregated."""
+        """The target critics' value of (s, a), aggregated."""
         return aggregate(self.targets.critic(s, a), self.q_agg)
 
     def mix(self, key: PRNGKeyArray, stored: Float[Array, "B A"], policy: Float[Array, "B A"]) -> Float[Array, "B A"]:
@@ -158,15 +158,15 @@ class Context(NamedTuple):
 class Method(NamedTuple):
     """All that a method adds to the core.
 
-    Every backup splits its key in two and draws the noise of the action it bootstraps with from the first: at lambda 0
-    all targets are then equal.
+    Every backup splits its key in two and draws the noise of the action it bootstraps with from the first half, so that
+    the targets of all methods are equal at lambda = 0.
     """
 
     sampler: Sampler
     backup: Callable[[Context, Batch, PRNGKeyArray], Backup]
     embedding: str | None = None  # of the model's horizon; None means that there is no model
     reward: bool = False
-    # The standard deviations of changes, of those [k_max, S] that there are, for the horizons that it predicts.
+    # From the standard deviations of changes in the data, [k_max, S], those for the horizons that the model predicts.
     changes: Callable[[np.ndarray, Hyper], Any] = lambda by_horizon, hyper: by_horizon
     first: Callable[[Batch], Any] = lambda batch: batch  # the transitions that the losses are taken on
 
@@ -187,7 +187,7 @@ def smooth(key: PRNGKeyArray, action: Float[Array, "*B A"], noise: Any, clip: An
 
 
 def _units(changes: Any, spec: Spec) -> Float[Array, "K S"]:
-    """What predicted changes are measured in. A change that is rare must not become a huge number."""
+    """The units of predicted changes, bounded below so that rare changes do not become huge numbers."""
     return jnp.maximum(changes, 0.1 * np.maximum(spec.observation_std, 0.01)).astype(jnp.float32)
 
 
@@ -266,8 +266,8 @@ def losses(
 ) -> tuple[Float[Array, ""], Metrics]:
     """The sum of all losses and what to log.
 
-    What the losses of actor and reward read and make is apart, or XLA makes it in the same kernels as what reads the
-    backup, and they wait for it.
+    Inputs and results of the actor's and the reward's loss are behind barriers (`apart`): otherwise XLA fuses them with
+    operations that read the backup, and they wait for it.
     """
     critic, q = critic_loss(params.critic, batch, backup.y, late=backup.flow is not None)
     actor, cloning = apart(actor_loss(params.actor, stop(apart(params.critic)), hyper, apart(batch), q_agg))
@@ -287,7 +287,7 @@ def losses(
 def critic_loss(
     critic: nets.Critic, batch: Any, y: Float[Array, " B"], late: bool = False
 ) -> tuple[Float[Array, ""], Float[Array, "E B"]]:
-    """L_Q, the mean over critics and rows, and the values themselves. `late`: y takes a model, and much of the step."""
+    """L_Q, the mean over critics and rows, and the values themselves. `late`: y needs a model, so it is ready late."""
     if late and early.pays(critic.ensemble):
         batch = apart(batch)
         q = apart(critic(batch.observations, batch.actions, apply=early.values))
@@ -324,8 +324,8 @@ def model_loss(
     guess = x[:, -1] + (1 - tau) * velocity[:, -1]
     ended = target.x1[:, -1] > THRESHOLD
     recall = share(guess > hyper.flag_threshold, ended)
-    # Rows without an ended future say nothing: 1, so that a dip means a miss.
     error = velocity - (target.x1 - target.x0)
     squares = jnp.square(error.at[:, -1].set(model.flag_error(error[:, -1], tau)))
     weights = jnp.ones(squares.shape[-1]).at[-1].set(hyper.flag_weight)
+    # In a batch without an ended future the recall is 1, so that a dip always means a miss.
     return (squares * weights).mean(), jnp.where(ended.any(), recall, 1.0)

@@ -1,11 +1,11 @@
 """One gradient step on the sum of an agent's losses, and the state that it changes.
 
-One Adam moves all networks. Every loss sees the networks of the others through a stopped gradient, and Adam's steps do
-not depend on the scale of a gradient, so the sum is as good as an optimiser for each.
+One Adam updates all networks. Every loss sees the other networks through a stopped gradient, and Adam's steps do not
+depend on the scale of a gradient, so the sum is as good as one optimiser per loss.
 
-Where products are in bfloat16, the state holds every weight once more, rounded: Adam's pass has it in hand, and a pass
-of its own would read all weights again. Losses and targets see the rounded ones (`working`), and the gradient of a
-weight is rounded likewise before Adam, whose numbers are all float32.
+Where matmuls are in bfloat16, the state also holds every weight rounded: Adam's kernel writes it along with the new
+weight, while rounding in a separate pass would read all weights again. Losses and targets use the rounded weights
+(`working`), and the gradient of a weight is rounded too before it reaches Adam, whose own numbers are all float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,13 +23,14 @@ from uhm.numerics import apart
 # The learning rate is a hyperparameter and applied by hand: it may differ between members.
 _ADAM = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
 
-HALVED = (512, 512)  # shape of weights that can be passed on in halves; only of these it was compared with a CPU
+HALVED = (512, 512)  # shape of the weights that `halved` splits; only for these the result was compared with a CPU's
 
 
 class State(NamedTuple):
     """`params` is a named tuple of the networks that learn; `targets` and `rounded` have the same fields.
 
-    `targets` are slow copies, None for a network that has none. `rounded` are the weights of both.
+    `targets` are the target networks ("slow copies": moving averages of `params`), None for a network that has none.
+    `rounded` are the rounded weights of both.
     """
 
     params: Any
@@ -40,7 +41,7 @@ class State(NamedTuple):
 
 
 def start(params: Any, slow: Sequence[str]) -> State:
-    """The state at step 0; `slow` names the networks with slow copies."""
+    """The state at step 0; `slow` names the networks that have a target network."""
     assert set(slow) <= set(params._fields), slow
     # Copied, because donated buffers must not alias.
     copied = jax.tree.map(jnp.copy, params)
@@ -50,28 +51,29 @@ def start(params: Any, slow: Sequence[str]) -> State:
 
 
 def working(state: State) -> tuple[Any, Any]:
-    """Parameters and targets as losses use them."""
+    """Parameters and targets as losses use them, that is with rounded weights."""
     seen = _each(state, lambda network, weights: (nets.with_weights(network, weights), weights))
     return seen.params, seen.targets
 
 
 def halved(state: State) -> State:
-    """A smaller form, for steps to pass it on on a GPU: of weights between hidden layers what `rounded` leaves of them.
+    """A smaller form of the state, carried from step to step on a GPU.
 
-    Adam and the slow copies then move 34 bytes a weight instead of 38, and nothing is lost. Not of all weights: with
-    those of first and last layers in halves too a GPU, and nothing else, left the slow copy of an actor's last layer
-    behind, for a reason that was not found (docs/performance.md).
+    For weights between hidden layers it holds the 16 bits that are missing in `rounded` instead of the whole weight.
+    Adam and the target networks then move 34 bytes per weight instead of 38, and nothing is lost. First and last layers
+    stay whole: with them in halves too, a GPU, and nothing else, left the actor's last layer behind in the target
+    network, for a reason that was not found (docs/performance.md).
     """
     return _each(state, lambda network, _: _halved(network))
 
 
 def whole(state: State) -> State:
-    """What was `halved`."""
+    """The inverse of `halved`."""
     return _each(state, lambda network, weights: (_whole(network, weights), weights))
 
 
 def _each(state: State, change: Callable[[Any, list[Array]], tuple[Any, list[Array]]]) -> State:
-    """The state after a change of every network, which with its slow copy is a pair, and of their rounded weights."""
+    """The state after `change` of every pair (network, target network) and its rounded weights."""
     pairs = zip(zip(state.params, state.targets, strict=True), state.rounded, strict=True)
     both, rounded = zip(*(change(pair, weights) for pair, weights in pairs), strict=True)
     params, targets = (type(state.params)(*networks) for networks in zip(*both, strict=True))
@@ -85,7 +87,7 @@ def _halved(network: Any) -> tuple[Any, list[Array]]:
 
 
 def _whole(network: Any, rounded: list[Array]) -> Any:
-    """Whether it was `_halved` or not."""
+    """The network with whole weights, whether it was `_halved` or not."""
     pairs = zip(rounded, nets.weights(network), strict=True)
     weights = [numerics.whole(upper, rest) if rest.dtype == jnp.int16 else rest for upper, rest in pairs]
     return nets.with_weights(network, weights)
@@ -99,7 +101,8 @@ def descend(
 ) -> tuple[State, Metrics]:
     """The state after one step of Adam, and the loss's metrics. Targets move towards the new networks by `ema_rate`.
 
-    There is no norm of the gradient: that alone reads all gradients again, 0.25 ms a step of 25 agents on a GPU.
+    The gradient norm is not among the metrics: it would read all gradients again, 0.25 ms per step of 25 agents on a
+    GPU.
     """
     gradients, metrics = jax.grad(loss, has_aux=True)(working(state)[0])
     adam: Any = state.adam
@@ -122,13 +125,15 @@ def _moved(
     learning_rate: Float[Array, ""],
     ema_rate: Float[Array, ""],
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """One network after the step: parameters, both moments, slow copy and rounded weights.
+    """One network after the step: parameters, both moments, target network and rounded weights.
 
-    Apart from the others, with which it shares a learning rate and ends in the same state: one kernel for all networks
-    would have to wait for the last gradient. Gradients are not apart, or they would be stored before they are read.
+    Barriers (`apart`) separate it from the other networks, with which it shares the learning rate and the resulting
+    state: one fused kernel for all networks would have to wait for the last gradient. Gradients have no barrier, or
+    they would be written to memory before they are read.
     """
-    # With mu, which makes it this network's own: barriers around the same numbers would be one. In pairs, because XLA
-    # makes one kernel for many weights only where what they share is an array, and a number of one agent alone is none.
+    # mu is in the barrier to make it this network's own: barriers around the same scalars only would be merged into
+    # one. Scalars are duplicated into arrays of two, because XLA fuses the updates of many weights only if what they
+    # share is an array, which a scalar of a single agent is not.
     mu, *shared = apart((mu, *(jnp.stack([number, number]) for number in (count, learning_rate, ema_rate))))
     count, learning_rate, ema_rate = (pair[0] for pair in shared)
     in_halves = any(weight.dtype == jnp.int16 for weight in nets.weights(params))

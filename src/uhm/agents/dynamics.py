@@ -2,8 +2,8 @@
 
     s' ~ N(s + d_i(s, a), diag sigma_i(s, a)^2),   log sigma in [-5, 1],   L = -mean_i log N(s'; mu_i, sigma_i).
 
-All members see the same minibatch and differ by how they started; none is set apart as an elite and none is trained
-before the others, as in MAC's release, whose MOPO and MOBILE the paper ran. States are scaled to about [-1, 1] first.
+All members see the same minibatch and differ only in their initialisation. There are no elites and no pretraining, as
+in MAC's release, whose MOPO and MOBILE the paper ran. States are scaled to about [-1, 1] first.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ LOG_STD = (-5.0, 1.0)  # a sigmoid keeps log sigma between these
 def scaling(spec: Spec) -> Callable[[Float[Array, "*batch S"]], Float[Array, "*batch S"]]:
     """Each dimension from the data's range to about [-1, 1].
 
-    The release takes the range from the validation split; an agent knows the rows it is trained on.
+    The release takes the range from the validation split; here an agent only knows the rows it is trained on.
     """
     middle = jnp.asarray(spec.observation_high + spec.observation_low) / 2
     half = jnp.asarray(spec.observation_high - spec.observation_low) / 2 + 1e-3
@@ -61,7 +61,7 @@ class Dynamics(eqx.Module):
     def sample(
         self, key: PRNGKeyArray, s: Float[Array, "*batch S"], a: Float[Array, "*batch A"]
     ) -> Float[Array, "*batch S"]:
-        """s' of a member that is drawn anew for every row."""
+        """s' from a member drawn independently for every row."""
         key_member, key_noise = jax.random.split(key)
         mean, log_std = self(s, a)
         who = jax.random.randint(key_member, (1, *s.shape[:-1], 1), 0, mean.shape[0])

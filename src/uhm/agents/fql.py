@@ -4,8 +4,8 @@
     L_flow = |v(x_tau | s, tau) - (a - x_0)|^2,                  x_tau = (1-tau) x_0 + tau a
     L_pi   = alpha |mu(s, z) - a_v|^2 - mean_i Q_i(s, mu(s, z)), a_v = sg(ODE of v from z)
 
-z, z', x_0 are normal noise, so mu is a stochastic policy, also when it is evaluated. Q' is the slow critic, m is 0
-where the task ends. Actions are clipped to the box where a critic or the world sees them and where a_v is imitated.
+z, z', x_0 are normal noise, so mu is a stochastic policy, also in evaluation. Q' is the target critic, m is 0 where the
+task ends. Actions are clipped to [-1, 1] before a critic or the environment sees them, and in a_v.
 """
 
 import dataclasses
@@ -117,7 +117,7 @@ def clipped(action: Float[Array, "*B A"]) -> Float[Array, "*B A"]:
 
 
 def one_step(actor: nets.MLP, s: Float[Array, "*B S"], z: Float[Array, "*B A"]) -> Float[Array, "*B A"]:
-    """mu(s, z), which may leave the box."""
+    """mu(s, z), which may be outside [-1, 1]."""
     return actor(jnp.concatenate([s, z], -1))
 
 
@@ -132,7 +132,7 @@ def integrate(
 def target(
     actor: nets.MLP, slow_critic: nets.Critic, hyper: Hyper, batch: Transitions, noise: Noise, q_agg: str
 ) -> Float[Array, " B"]:
-    """y, with the action of the policy that learns: there is no slow copy of it."""
+    """y, with the action of the online policy: it has no target network."""
     s = batch.next_observations
     q = aggregate(slow_critic(s, clipped(one_step(actor, s, noise.next_z))), q_agg)
     return batch.rewards + hyper.discount * batch.masks * q

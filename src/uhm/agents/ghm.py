@@ -27,9 +27,10 @@ def make(config: Config, spec: Spec) -> Agent:
 
 
 def pooled(changes: Float[np.ndarray, "K S"], hyper: Hyper) -> Float[Array, "1 S"]:
-    """One unit for all horizons, since the model does not know which one it is asked for: as far as UHM would look.
+    """One unit for all horizons, since the model does not know the horizon: the rms over those that UHM would use.
 
-    By the member's own lambda and the usual q, so that neither the other members nor a q that GHM does not have count.
+    These follow from the member's own lambda and the default q, so that the unit depends neither on the other members
+    nor on a q that GHM does not have.
     """
     longest = horizons.k_max(hyper.lambda_f, hyper.discount, Hyper.q)
     counts = jnp.arange(len(changes))[:, None] < longest

@@ -1,18 +1,19 @@
 """The universal horizon model: a flow that samples the state n steps ahead, s_n ~ m(. | s, a, n), for any n at once.
 
-What flows is x = (state part, flag). The state part is the change s_n - s over its standard deviation in the data, the
-change as it is, or s_n itself. The flag is 1 where the task has ended by then: a predicted output, thresholded at 0.5,
-never an input. Without the horizon input the same class is a geometric horizon model or a one-step model.
+The flow generates x = (state part, flag). The state part is the change s_n - s divided by its standard deviation in the
+data, the unscaled change, or s_n itself. The flag is 1 where the task has ended by then: a predicted output,
+thresholded at 0.5, never an input. Without the horizon input the same class is a geometric horizon model or a one-step
+model.
 
-For the state the network says the velocity. Of the flag, which is 0 almost always, the velocity is nearly all noise,
--x_0, and what is got wrong of it is as large as an end. So the flag's scale is known beforehand, as in preconditioned
-diffusion models: if sigma is its standard deviation and D = tau^2 sigma^2 + (1 - tau)^2, the network sees x / sqrt(D)
-and says
+For the state the network outputs the velocity. For the flag, which is almost always 0, the velocity would be nearly all
+noise, -x_0, and errors in predicting it would be as large as an end. So the flag is preconditioned by its scale, as in
+diffusion models: if sigma is its standard deviation and D = tau^2 sigma^2 + (1 - tau)^2, the network is given
+x / sqrt(D) and outputs
 
     F = ((1 - tau) x_1 / sigma - tau sigma x_0) / sqrt(D),   v = (tau sigma^2 - (1 - tau)) / D x + sigma / sqrt(D) F,
 
-so that input and target have variance 1 at every tau, F = 0 turns noise into N(0, sigma^2), and an error of F is about
-sigma (pi / 2 of it, if it is the same all the way) in the sample.
+so that input and target have variance 1 at every tau, F = 0 turns noise into N(0, sigma^2), and a unit error of F
+becomes an error of about sigma in the sample (pi / 2 sigma, if it is the same at every tau).
 """
 
 from typing import Any
@@ -33,9 +34,9 @@ THRESHOLD = 0.5
 class HorizonModel(eqx.Module):
     """`model.sample(key, s, a, n)` for any n and any leading axes.
 
-    `mean` and `std` scale the states that the field is given, `scale[n - 1]` what it makes for n (its last row also for
-    longer horizons). They are leaves so that a model saves and stacks as one tree, and never learn: nothing passes a
-    gradient to them.
+    `mean` and `std` scale the states that the field is given, `scale[n - 1]` what it generates for n (the last row also
+    for longer horizons). They are leaves so that a model saves and stacks as one tree, but they never learn: their
+    gradients are stopped.
     """
 
     field: VectorField
@@ -112,11 +113,11 @@ class HorizonModel(eqx.Module):
         return flow.solve(lambda x, tau: self._velocity(x, tau, c), noise, self.steps, self.ode)
 
     def schedule(self) -> ode_kernel.Schedule:
-        """What `follow` evaluates, for the kernel."""
+        """The evaluations of `follow`, for the kernel."""
         moves = (0.5, 1.0) if self.ode == "midpoint" else (1.0,)
         gap = 1 / (self.steps * len(moves))
         tau = gap * np.arange(self.steps * len(moves))
-        with jax.ensure_compile_time_eval():  # numbers, also where this is traced
+        with jax.ensure_compile_time_eval():  # concrete numbers, even while tracing
             root = np.asarray(self._root(jnp.asarray(tau)))
         table = np.tile(np.array([[1], [0], [1]], np.float32), (tau.size, 1, ode_kernel.SIZE))
         flag = self.field.x_size - 1
@@ -130,7 +131,7 @@ class HorizonModel(eqx.Module):
         ended: Bool[Array, "*batch"],
         n: Int[Array, "*batch"],
     ) -> Float[Array, "*batch X"]:
-        """x_1 of a known future: what the flow from (s, a, n) should end in."""
+        """x_1 of a known future: where the flow from (s, a, n) should end."""
         base, scale = self._code(s, n)
         state = (s_n - base) / scale
         return jnp.concatenate([state, ended[..., None].astype(state.dtype)], axis=-1)
@@ -138,7 +139,7 @@ class HorizonModel(eqx.Module):
     def _code(
         self, s: Float[Array, "*batch S"], n: Int[Array, "*batch"]
     ) -> tuple[Float[Array, "*batch S"], Float[Array, "*batch S"]]:
-        """Where a predicted state is counted from, and its unit."""
+        """Origin and unit of predicted states."""
         mean, scale = jax.lax.stop_gradient((self.mean, self.scale))
         rows = jnp.minimum(n, scale.shape[0]) - 1
         return (s if self.delta else jnp.broadcast_to(mean, s.shape)), scale[rows]
@@ -155,7 +156,7 @@ class HorizonModel(eqx.Module):
         return self._velocity(x, tau, self.field.condition(self._scaled(s), a, n))
 
     def flag_error(self, error: Float[Array, "*batch"], tau: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-        """The error of F, from that of the flag's velocity."""
+        """The error of F, given that of the flag's velocity."""
         return error * self._root(tau) / self.flag_std
 
     def _velocity(
@@ -181,7 +182,7 @@ class HorizonModel(eqx.Module):
 def fused(
     model: HorizonModel, noise: Float[Array, "*batch X"], c: Float[Array, "*batch H"], interpret: Any = None
 ) -> Float[Array, "*batch X"]:
-    """`follow` by the kernel, which tests interpret."""
+    """`follow`, computed by the kernel; `interpret` is for tests."""
     size = noise.shape[-1]
     x = jnp.pad(noise.reshape(-1, size), ((0, 0), (0, ode_kernel.SIZE - size)))
     weights = ode_kernel.weights(model.field.mlp, size)
@@ -191,7 +192,7 @@ def fused(
 
 @jax.custom_vjp
 def followed(model: HorizonModel, noise: Any, c: Any) -> Any:
-    """`follow`, by the kernel in populations for which that was measured faster; its gradient is that of `follow`."""
+    """`follow`, by the kernel in populations where that was measured to be faster; the gradient is that of `follow`."""
     return _chosen(model, noise, c)
 
 
@@ -209,14 +210,14 @@ def _chosen(model: HorizonModel, noise: Any, c: Any) -> Any:
 
 @_chosen.def_vmap
 def _(members: int, mapped: Any, model: HorizonModel, noise: Any, c: Any) -> tuple[Any, bool]:
-    """By the number of members, taken to be that of the innermost axis, which it is in all agents."""
+    """Decides by the number of members, assumed to be the size of the innermost vmapped axis, as in all agents."""
 
     def one(model: HorizonModel, noise: Any, c: Any) -> Any:
         size, mlp = noise.shape[-1], model.field.mlp
         rows = noise.size // size
         if not (ode_kernel.pays(members, rows, c.shape[-1]) and ode_kernel.fits(mlp, rows, size)):
             return model.follow(noise, c)
-        # A model that learns on the device may be asked for a sample on the host.
+        # A model that learns on the GPU may be asked for a sample on the CPU.
         return jax.lax.platform_dependent(model, noise, c, default=HorizonModel.follow, cuda=fused)
 
     axes = jax.tree.map(lambda has: 0 if has else None, tuple(mapped))

@@ -1,10 +1,10 @@
 """IQL: implicit Q-learning, with advantage-weighted regression for the policy.
 
-    L_V  = mean |kappa - 1[u < 0]| u^2,      u = min_i Q'_i(s, a) - V(s)          Q' is the slow critic
+    L_V  = mean |kappa - 1[u < 0]| u^2,      u = min_i Q'_i(s, a) - V(s)          Q' is the target critic
     L_Q  = mean sum_i (Q_i(s, a) - y)^2,     y = r + gamma m V(s')
     L_pi = -mean w log N(a | mu(s), I),      w = min(exp(alpha A), clip),   A = min_i Q_i(s, a) - V(s)
 
-No network is ever asked about an action that is not in the data: the expectile kappa of V takes the place of the best
+No network is ever evaluated at an action that is not in the data: the expectile kappa of V takes the place of the best
 action. m is 0 where the task ends.
 """
 

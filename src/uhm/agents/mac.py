@@ -1,20 +1,22 @@
 """MAC: values over chunks of actions, imagined ten chunks ahead with a deterministic chunk model.
 
-One step is h actions. With Gamma = gamma^h, from states s_0 of the data and ten steps of the model, each with the best
-by Q of 8 chunks that the policy proposes:
+One step is h actions. With Gamma = gamma^h, starting from states s_0 of the data, the model takes ten steps, each with
+the chunk of highest Q among 8 that the policy proposes:
 
-    delta_j = r_j + Gamma m_j V'(s_{j+1}) - V'(s_j),   A_j = delta_j + Gamma lambda m_j A_{j+1}   (slow V', lambda 1)
+    delta_j = r_j + Gamma m_j V'(s_{j+1}) - V'(s_j),   A_j = delta_j + Gamma lambda m_j A_{j+1}   (target V', lambda 1)
     L_V = mean_j (V(s_j) - V'(s_j) - A_j)^2,           L_Q = (Q(s_0, c_0) - r_0 - Gamma m_0 V(s_1))^2
     L_f = |f(s, c) - s_{t+h}|^2,   L_R = (R(s, c) - r)^2,   and flow matching for the chunks of the data, distilled into
     L_mu = |mu(s, z) - flow(s, z)|^2.
 
-The policy clones and is not taught by Q: Q chooses among what it proposes, of 8 chunks in imagination and of 32 when
-acting. Acting plans anew at every step and executes the first action of the best chunk alone, so `act` needs no memory.
+The policy clones the data and is not trained by Q: Q only chooses among its proposals, 8 chunks in imagination and 32
+when acting. Acting replans at every step and executes only the first action of the best chunk, so `act` needs no
+memory.
 
-On purpose as in MAC's release: a chunk's reward is the mean (1/h) sum_i gamma^i r_i, which scales all values and
-changes no choice, and tasks do not end (`terminal` off): the success net then learns that nothing ever ends. A goal is
-then worth what can be had by staying there, with what the data do at goals. On `rooms`, whose walkers do not stay, that
-is little, V may be largest outside the maze, and the preset lets tasks end (tests/test_doors.py has numbers).
+Deliberately as in MAC's release: a chunk's reward is the mean (1/h) sum_i gamma^i r_i, which scales all values and
+changes no choice, and tasks do not end (`terminal` off), so the success net learns that nothing ever ends. A goal is
+then worth what can be collected by staying there, doing what the data do at goals. On `rooms`, whose walkers do not
+stay, that is little, V may be largest outside the maze, and the preset lets tasks end (tests/test_doors.py has
+numbers).
 """
 
 import dataclasses
@@ -72,11 +74,11 @@ class Hyper:
 
 
 class Networks(NamedTuple):
-    """What learns; all but V see a state and a chunk, and only V has a slow copy."""
+    """The networks that learn; all but V are given a state and a chunk, and only V has a target network."""
 
     model: nets.MLP
     reward: nets.RewardNet
-    success: nets.RewardNet  # the logit of having ended
+    success: nets.RewardNet  # the logit that the task has ended
     critic: nets.Critic
     value: nets.Critic
     field: nets.VectorField
@@ -146,7 +148,7 @@ def make(config: Config, spec: Spec) -> Agent:
         return chunk[..., : spec.action_size]
 
     def value(state: State, observations: Float[Array, "*batch S"], key: PRNGKeyArray) -> Float[Array, "*batch"]:
-        # A chunk's reward is the mean of its steps', so V is a return over the length of a chunk.
+        # A chunk's reward is the mean over its steps, so V is a return divided by the length of a chunk.
         return config.chunk * state.params.value(scaled(observations))[0]
 
     return Agent(init, chunks(config.batch_size, config.chunk), update, act, value)
@@ -173,12 +175,12 @@ def choose(params: Networks, s: Float[Array, "*batch S"], samples: int, key: PRN
 
 
 def ahead(model: nets.MLP, s: Float[Array, "*batch S"], c: Float[Array, "*batch C"]) -> Float[Array, "*batch S"]:
-    """f(s, c): the state a chunk later, which the model gives as a change."""
+    """f(s, c): the state one chunk later; the model predicts the change."""
     return s + model(jnp.concatenate([s, c], axis=-1))
 
 
 def imagine(params: Networks, s: Float[Array, "B S"], config: Config, key: PRNGKeyArray) -> Imagined:
-    """`rollout_chunks` steps on from s. An end is noted and does not stop the rollout: returns stop at it."""
+    """`rollout_chunks` steps from s. An end is recorded but does not stop the rollout: returns stop at it."""
 
     def step(s: Float[Array, "B S"], key: PRNGKeyArray) -> tuple[Float[Array, "B S"], tuple[Array, ...]]:
         c = choose(params, s, config.train_samples, key)
@@ -193,7 +195,7 @@ def imagine(params: Networks, s: Float[Array, "B S"], config: Config, key: PRNGK
 def gae_returns(
     r: Float[Array, "J B"], m: Float[Array, "J B"], v: Float[Array, "J1 B"], discount: Any, lam: Any
 ) -> Float[Array, "J B"]:
-    """V'(s_j) + A_j for every j, of values v_0 .. v_J."""
+    """V'(s_j) + A_j for every j, given the values v_0 .. v_J."""
 
     def step(later: Float[Array, " B"], row: tuple[Array, ...]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
         r, m, v, v_next = row
@@ -205,7 +207,7 @@ def gae_returns(
 
 
 def model_losses(params: Networks, real: Steps) -> dict[str, Float[Array, ""]]:
-    """What is learned about the world."""
+    """The losses of model, reward and success net."""
     success = optax.sigmoid_binary_cross_entropy(params.success(real.s, real.c), 1 - real.m)
     return {
         "model_loss": jnp.square(ahead(params.model, real.s, real.c) - real.s_next).mean(),

@@ -1,7 +1,7 @@
 """MBTD(lambda): winsorized TD(lambda) over trajectories imagined step by step with a one-step flow model.
 
 The model learns (s, a) -> (s', d') from real transitions only. Imagination begins at the real s', its first action is
-mixed with the data's, and what has ended stays where it is with no further reward.
+mixed with the data's, and a future that has ended stays where it is with no further reward.
 """
 
 import jax

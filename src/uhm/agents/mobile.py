@@ -1,9 +1,9 @@
-"""MOBILE: MOPO with another penalty, the disagreement of the dynamics about the value of what comes next.
+"""MOBILE: MOPO with another penalty, the disagreement of the dynamics models about the value of the next state.
 
     u(s, a) = std_i ( mean_k mean_j Q_j(s'_ik, a'_ik) ),   s'_ik ~ model i,   a'_ik ~ pi(s'_ik),
 
-over 7 models with 5 samples each and the slow critics. As in MAC's release there is no discount before u, and targets
-are not clipped at 0.
+over 7 models with 5 samples each and the target critics. As in MAC's release, u is not multiplied by a discount, and
+targets are not clipped at 0.
 """
 
 import dataclasses
@@ -42,7 +42,8 @@ def disagreement(
 ) -> Float[Array, " B"]:
     """u of the module docstring: the population standard deviation over models.
 
-    Sample after sample and not all at once, which for five small members took a fifth longer on a CPU than for one.
+    Samples are processed one after another: all at once took a fifth longer on a CPU for five small members than for
+    one.
     """
     mean, log_std = params.dynamics(s, a)  # [E, B, S]
 

@@ -1,24 +1,25 @@
-"""MOPO: soft actor-critic on real and imagined transitions, the imagined ones fined where the dynamics are unsure.
+"""MOPO: soft actor-critic on real and imagined transitions, the latter penalised where the dynamics are uncertain.
 
     y    = r - penalty u(s, a) + gamma m min_i Q_i(s', a'),   a' ~ pi(s'),   u = max_i |sigma_i(s, a)|  (0 on real rows)
     L_Q  = mean_i (Q_i(s, a) - y)^2
     L_pi = T log pi(a|s) - mean_i Q_i(s, a),   a ~ pi(s);   L_T = T (entropy - target)
 
-as in MAC's release: no entropy in y, neither cloning nor a scale of Q in L_pi, and the dynamics, the reward and the
-success net learn along from the first step. MOBILE is this with another u.
+as in MAC's release: no entropy in y, neither cloning nor normalised Q in L_pi, and the dynamics, the reward and the
+success net are trained alongside from the first step. MOBILE is the same with another u.
 
-The release begins 50 000 rollouts every 1000 steps and keeps the last five batches. A branch that is taken every 1000th
-step would be paid at every step once members are vmapped, so the same is done evenly: at each step some rollouts begin,
-all that are under way go one step on, and what happened is written to a ring that holds the last `rollout_age` steps.
-The policy changes little in the ten steps of a rollout, ages in the ring are spread as before (0 to 5000 steps), and a
-step costs one batched call of the models. The release makes 2.6 transitions for each one it draws. The default here
-makes one for two, which takes a fifth of the memory: rollouts x length x age rows of 2S + A + 2 numbers, 0.23 GB for a
-member of cube-quadruple, twice what its networks take with their Adam. `rollouts` = 50 is the release's amount.
-Nothing fills the ring before the first step (the release does, with an untrained model): draws are among what is there.
+The release starts 50 000 rollouts every 1000 steps and keeps the last five batches. Under vmap a branch taken every
+1000th step would cost its full price at every step, so the work is spread evenly: at each step some rollouts begin, all
+that are under way advance by one step, and their transitions are written to a ring buffer of the last `rollout_age`
+steps. The policy changes little in the ten steps of a rollout, ages in the buffer are distributed as in the release (0
+to 5000 steps), and a step costs one batched call of the models. The release generates 2.6 transitions for each one it
+draws; the default here generates one for every two, which takes a fifth of the memory: rollouts x length x age rows of
+2S + A + 2 numbers, 0.23 GB for a member of cube-quadruple, twice what its networks and their Adam state take.
+`rollouts` = 50 is the release's amount. The buffer is not filled before the first step (the release does that, with an
+untrained model): draws are from the rows written so far.
 
-On `rooms` MOPO and MOBILE learn tasks 3 to 5 and not 1 and 2. Nothing holds the policy to the data, and models that are
-sure of themselves carry it into walls, where there are no data: on those two tasks, whose straight way is through the
-middle, value leaks through: the policies walk into the wall. Penalties of 20 and 100 did not keep MOPO from it.
+On `rooms` MOPO and MOBILE learn tasks 3 to 5 but not 1 and 2. Nothing keeps the policy near the data, and overconfident
+models carry it into walls, where there are no data: on those two tasks, whose direct path leads through the middle,
+value leaks through the wall and the policies walk into it. Penalties of 20 and 100 did not prevent this for MOPO.
 """
 
 import dataclasses
@@ -97,11 +98,11 @@ class Actor(eqx.Module):
 
 
 class Networks(NamedTuple):
-    """What learns; only the critic has a slow copy."""
+    """The networks that learn; only the critic has a target network."""
 
     dynamics: Dynamics
     reward: nets.RewardNet
-    success: nets.RewardNet  # the logit of having ended
+    success: nets.RewardNet  # the logit that the task has ended
     critic: nets.Critic
     actor: Actor
     log_temperature: Float[Array, ""]
@@ -125,8 +126,8 @@ class State(NamedTuple):
     adam: optax.OptState
     step: Int[Array, ""]
     rounded: Any
-    front: Float[Array, "length rollouts S"]  # where the rollouts are that are under way, the youngest first
-    ring: Rows  # the last steps' transitions, length x rollouts of each
+    front: Float[Array, "length rollouts S"]  # current states of the rollouts under way, youngest first
+    ring: Rows  # transitions of the last `rollout_age` steps, length x rollouts for each step
 
 
 Penalty = Callable[[Networks, nets.Critic, Float[Array, "B S"], Float[Array, "B A"], PRNGKeyArray], Float[Array, " B"]]
@@ -145,7 +146,7 @@ def largest_deviation(
 
 
 def build(config: Config, spec: Spec, penalty: Penalty) -> Agent:
-    """The agent that fines imagined rewards by `penalty`."""
+    """The agent that subtracts `penalty` from imagined rewards."""
     dtype = config.dtype
     scaled, real_rows = scaling(spec), int(config.real_fraction * config.batch_size)
     sizes, hidden = (spec.observation_size, spec.action_size), config.hidden
@@ -206,12 +207,12 @@ def build(config: Config, spec: Spec, penalty: Penalty) -> Agent:
 def positions(
     front: Float[Array, "length rollouts S"], starts: Float[Array, "rollouts S"], step: Int[Array, ""]
 ) -> Float[Array, "length rollouts S"]:
-    """Where all rollouts are: the new ones at real states, the others where they got to; at first all are new."""
+    """The states of all rollouts: new ones at real states, the others where they got to. At step 0 all are new."""
     return jnp.where(step == 0, starts, jnp.concatenate([starts[None], front[:-1]]))
 
 
 def imagine(params: Networks, s: Float[Array, "*batch S"], key: PRNGKeyArray) -> Rows:
-    """One step of the policy in a model that is drawn for each row. An end is noted and does not stop a rollout."""
+    """One step of the policy, with a model drawn for each row. An end is recorded but does not stop a rollout."""
     key_act, key_model = jax.random.split(key)
     a, _ = params.actor.sample(key_act, s)
     going_on = (params.success(s, a) <= 0).astype(s.dtype)  # a logit of 0 is a probability of one half
@@ -221,8 +222,9 @@ def imagine(params: Networks, s: Float[Array, "*batch S"], key: PRNGKeyArray) ->
 def write(ring: Rows, walked: Rows, step: Int[Array, ""]) -> Rows:
     """The ring with this step's transitions in the place of the oldest.
 
-    Row by row, and before anything is drawn: then XLA writes in place. It merges a slice that is written with the rows
-    that are drawn from it, and a draw that comes first must see the old ring; either way all of it would be copied.
+    Written row by row (as a scatter) and before anything is drawn, so that XLA updates it in place. A slice update
+    would be fused with the rows drawn from it, and a draw that came first would need the old ring; either way the whole
+    ring would be copied.
     """
     width = walked.rewards.size
     place = step % (len(ring.rewards) // width) * width + jnp.arange(width)

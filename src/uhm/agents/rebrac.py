@@ -4,8 +4,8 @@
     L_Q  = mean_i (Q_i(s, a) - y)^2
     L_pi = alpha |mu(s) - a|^2 - c min_i Q_i(s, mu(s)),                     c = sg(1 / mean |Q|)
 
-a' is the action that the data took at s', a prime on a network means its slow copy, m is 0 where the task ends. The
-actor learns, and the slow copies move, at every second step only.
+a' is the data's action at s', a prime on a network means its target network, m is 0 where the task ends. The actor
+learns, and the target networks move, only at every second step.
 """
 
 import dataclasses

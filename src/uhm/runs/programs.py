@@ -1,7 +1,7 @@
-"""Compiled programs are kept between runs on a GPU, where XLA takes half a minute for an update.
+"""A cache of compiled programs on a GPU, where XLA takes half a minute to compile an update.
 
-It tries out ways to do each product and takes the one that was fastest just then, so a program that is compiled again
-need not be the same to the last bit. A run that goes on with the program it was stopped with does.
+XLA autotunes each matmul by timing alternatives, so a program that is compiled again need not give the same results to
+the last bit. A resumed run that loads the program it was stopped with does.
 """
 
 import os
@@ -10,14 +10,14 @@ from typing import Any
 
 import jax
 
-_LIMIT = 4 << 30  # bytes; the update of 25 UHM agents has 3 million
+_LIMIT = 4 << 30  # bytes; the compiled update of 25 UHM agents takes 3 million
 
 
 def keep() -> Path | None:
-    """From now on; returns where. To be said before anything is compiled.
+    """Start caching and return the folder, or None. Call it before anything is compiled.
 
-    Not on a CPU, where it takes seconds and a program may not run on the next machine that shares the folder. JAX's own
-    setting (JAX_COMPILATION_CACHE_DIR) wins, and where nothing can be written nothing is kept.
+    There is no cache on a CPU, where compiling takes seconds and a program may not run on another machine that shares
+    the folder. JAX's own setting (JAX_COMPILATION_CACHE_DIR) takes precedence. Without write access nothing is cached.
     """
     if jax.default_backend() != "gpu":
         return None
