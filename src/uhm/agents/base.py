@@ -61,11 +61,11 @@ class Config:
     """Settings that change the compiled program and that all agents of this package have; agents add their own."""
 
     hidden: tuple[int, ...] = (512, 512, 512, 512)
-    """Widths of every network."""
+    """Hidden layer widths of every network."""
     batch_size: int = 256
     """Transitions per gradient step."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products, and of the gradients of weights; parameters and sums are float32 always."""
+    """Precision of matmuls and of the gradients of weights; parameters and accumulation are always float32."""
 
     @property
     def dtype(self) -> str | None:

@@ -38,16 +38,16 @@ class PlainConfig(base.Config):
 
 @dataclasses.dataclass(frozen=True)
 class Config(PlainConfig):
-    """The same for methods with a model."""
+    """What changes the compiled program, for methods with a model."""
 
     flow_steps: int = 5
     """Steps of the ODE solver; midpoint evaluates twice per step."""
     ode: Literal["midpoint", "euler"] = "midpoint"
     """ODE solver."""
     predict: Literal["scaled", "delta", "absolute"] = "scaled"
-    """The model predicts the change of state over its standard deviation after n steps, as it is, or the state."""
+    """What the model predicts: change of state in standard deviations after n steps, raw change, or state."""
     flag_std: float = 0.0
-    """Standard deviation that the terminal flag is taken to have: the rarer ends are, the smaller. 0: the data's."""
+    """Standard deviation assumed for the terminal flag, smaller the rarer ends are; 0 takes it from the data."""
     model_layer_norm: bool = True
     """LayerNorm in the vector field."""
     embedding: Literal["sincos", "scalar", "onehot"] = "sincos"
@@ -59,40 +59,40 @@ class Config(PlainConfig):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Hyper:
-    """Scalars; each may differ from member to member of a population, a flag with several values is an axis of it."""
+    """Scalars that may differ between members; several values for a flag make it an axis of the population."""
 
     alpha: Any = 0.1
     """Weight of behaviour cloning in the actor's loss."""
     discount: Any = 0.999
-    """gamma."""
+    """Discount factor gamma."""
     lambda_f: Any = 0.8
     """Final lambda; 0 makes every method ReBRAC-dagger."""
     schedule: Any = True
-    """Let lambda grow from 0 to lambda_f over the run, instead of using lambda_f from the first step."""
+    """Increase lambda from 0 to lambda_f over the run, instead of using lambda_f from the first step."""
     q: Any = 0.2
     """Upper-tail mass of horizons that winsorization caps."""
     beta: Any = 0.3
-    """Behaviour mixing: how often the model's next action is the data's instead of the policy's."""
+    """Behaviour mixing: probability that the model's next action is the data's instead of the policy's."""
     terminal: Any = True
-    """Handle terminal states; without it every value is bootstrapped, past the goal too."""
+    """Handle terminal states; without it every target bootstraps, even past the goal."""
     flag_weight: Any = 1.0
-    """Weight of the terminal flag in the model's loss, where every dimension of the state has 1."""
+    """Weight of the terminal flag in the model's loss; each dimension of the state has weight 1."""
     flag_threshold: Any = THRESHOLD
-    """An imagined future has ended if its flag, 1 where it has, is above; a huge one leaves ends to the critic."""
+    """An imagined future has ended if its flag (1 if ended) exceeds this; a huge one leaves ends to the critic."""
     normalise_q: Any = True
     """Divide Q by its mean magnitude in the actor's loss."""
     literal_mve: Any = False
-    """GHM only: the gamma-MVE weights as the paper prints them, which count a reward twice."""
+    """GHM only: use the gamma-MVE weights as printed in the paper, which count a reward twice."""
     actor_period: Any = 1
-    """Gradient steps per actor step."""
+    """Gradient steps per actor update."""
     learning_rate: Any = 3e-4
-    """Adam's."""
+    """Adam's learning rate."""
     ema_rate: Any = 0.005
-    """eta: how far targets move towards the online networks at each step."""
+    """eta: fraction by which target networks move towards the online ones at each step."""
     target_noise: Any = 0.2
     """Standard deviation of the noise on target actions."""
     target_noise_clip: Any = 0.5
-    """Largest noise on target actions."""
+    """Bound on the noise on target actions."""
     steps: Any = 1_000_000
     """Gradient steps of the whole run, over which lambda grows."""
 

@@ -28,7 +28,7 @@ class Config(base.Config):
     """What changes the compiled program."""
 
     q_agg: Literal["min", "mean"] = "mean"
-    """How the two critics are combined in targets; the actor's loss takes their mean always."""
+    """How the two critics are combined in targets; the actor's loss always takes their mean."""
     flow_steps: int = 10
     """Steps of the ODE solver; midpoint evaluates twice per step."""
     ode: Literal["midpoint", "euler"] = "euler"
@@ -38,16 +38,16 @@ class Config(base.Config):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Hyper:
-    """Scalars; each may differ from member to member of a population, a flag with several values is an axis of it."""
+    """Scalars that may differ between members; several values for a flag make it an axis of the population."""
 
     alpha: Any = 10.0
-    """Weight of imitating the flow in the policy's loss, where Q is not normalised: it has the scale of returns."""
+    """Weight of imitating the flow in the policy's loss; on the scale of returns, since Q is not normalised."""
     discount: Any = 0.99
-    """gamma."""
+    """Discount factor gamma."""
     learning_rate: Any = 3e-4
-    """Adam's."""
+    """Adam's learning rate."""
     ema_rate: Any = 0.005
-    """eta: how far the slow critic moves towards the online one at each step."""
+    """eta: fraction by which the target critic moves towards the online one at each step."""
 
 
 class Networks(NamedTuple):

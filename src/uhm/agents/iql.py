@@ -30,20 +30,20 @@ class Config(base.Config):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Hyper:
-    """Scalars; each may differ from member to member of a population, a flag with several values is an axis of it."""
+    """Scalars that may differ between members; several values for a flag make it an axis of the population."""
 
     alpha: Any = 10.0
-    """Inverse temperature: how sharply the policy prefers actions of high advantage; 0 clones the data."""
+    """Inverse temperature: how strongly the policy prefers actions of high advantage; 0 clones the data."""
     expectile: Any = 0.9
     """kappa: the expectile of Q over the data's actions that V learns; 0.5 is their mean."""
     advantage_clip: Any = 100.0
     """Largest weight exp(alpha A) of a transition in the actor's loss."""
     discount: Any = 0.99
-    """gamma."""
+    """Discount factor gamma."""
     learning_rate: Any = 3e-4
-    """Adam's."""
+    """Adam's learning rate."""
     ema_rate: Any = 0.005
-    """eta: how far the slow critic moves towards the online one at each step."""
+    """eta: fraction by which the target critic moves towards the online one at each step."""
 
 
 class Networks(NamedTuple):

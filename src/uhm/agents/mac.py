@@ -43,13 +43,13 @@ class Config(base.Config):
     batch_size: int = 256
     """Transitions per gradient step, each over a chunk of actions."""
     chunk: int = 10
-    """h: actions in a chunk."""
+    """h: number of actions in a chunk."""
     rollout_chunks: int = 10
-    """Chunks that are imagined ahead."""
+    """Number of chunks imagined ahead."""
     train_samples: int = 8
-    """Chunks to choose from in imagination."""
+    """Number of chunks to choose from in imagination."""
     test_samples: int = 32
-    """Chunks to choose from when acting."""
+    """Number of chunks to choose from when acting."""
     flow_steps: int = 10
     """Steps of the ODE solver; midpoint evaluates twice per step."""
     ode: Literal["midpoint", "euler"] = "euler"
@@ -59,18 +59,18 @@ class Config(base.Config):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Hyper:
-    """Scalars; each may differ from member to member of a population, a flag with several values is an axis of it."""
+    """Scalars that may differ between members; several values for a flag make it an axis of the population."""
 
     discount: Any = 0.999
-    """gamma of one action."""
+    """Discount factor gamma per action."""
     gae_lambda: Any = 1.0
-    """lambda of the advantages over imagined chunks."""
+    """lambda of the advantage estimates over imagined chunks."""
     terminal: Any = False
     """Let a task end at its goal; MAC's single-task runs do not."""
     learning_rate: Any = 3e-4
-    """Adam's."""
+    """Adam's learning rate."""
     ema_rate: Any = 0.005
-    """eta: how far the target of V moves towards the online one at each step."""
+    """eta: fraction by which the target of V moves towards the online one at each step."""
 
 
 class Networks(NamedTuple):

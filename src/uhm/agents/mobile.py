@@ -25,7 +25,7 @@ class Config(mopo.Config):
     """What changes the compiled program."""
 
     penalty_samples: int = 5
-    """Next states that each model draws for the penalty."""
+    """Number of next states that each model samples for the penalty."""
 
 
 def make(config: Config, spec: Spec) -> Agent:

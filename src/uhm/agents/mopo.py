@@ -46,34 +46,34 @@ class Config(base.Config):
     """What changes the compiled program."""
 
     batch_size: int = 256
-    """Transitions per gradient step, real and imagined ones together."""
+    """Transitions per gradient step, real and imagined together."""
     real_fraction: float = 0.25
-    """Share of real transitions among them; the dynamics always learn from a whole batch of real ones."""
+    """Share of real transitions in a batch; the dynamics always learn from a full batch of real ones."""
     ensemble: int = 7
-    """Dynamics models."""
+    """Number of dynamics models."""
     rollout_length: int = 10
     """Steps of an imagined rollout."""
     rollouts: int = 10
-    """Rollouts that begin at every gradient step."""
+    """Number of rollouts that begin at every gradient step."""
     rollout_age: int = 5000
-    """Gradient steps for which imagined transitions are kept."""
+    """Number of gradient steps for which imagined transitions are kept."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Hyper:
-    """Scalars; each may differ from member to member of a population, a flag with several values is an axis of it."""
+    """Scalars that may differ between members; several values for a flag make it an axis of the population."""
 
     penalty: Any = 1.0
-    """Weight of the models' uncertainty in imagined rewards."""
+    """Weight of the models' uncertainty, subtracted from imagined rewards."""
     discount: Any = 0.999
-    """gamma."""
+    """Discount factor gamma."""
     target_entropy_per_action: Any = -0.5
-    """The entropy that the temperature steers to, per dimension of the action."""
+    """Target entropy for tuning the temperature, per action dimension."""
     learning_rate: Any = 3e-4
-    """Adam's."""
+    """Adam's learning rate."""
     ema_rate: Any = 0.005
-    """eta: how far the target critic moves towards the online one at each step."""
+    """eta: fraction by which the target critic moves towards the online one at each step."""
 
 
 class Actor(eqx.Module):

@@ -34,26 +34,26 @@ class Config(base.Config):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Hyper:
-    """Scalars; each may differ from member to member of a population, a flag with several values is an axis of it."""
+    """Scalars that may differ between members; several values for a flag make it an axis of the population."""
 
     alpha: Any = 0.1
     """Weight of behaviour cloning in the actor's loss."""
     alpha_critic: Any = 0.01
-    """Penalty in the critic's target on the distance of the policy's next action to the data's."""
+    """Weight in the critic's target of the squared distance between the policy's next action and the data's."""
     discount: Any = 0.99
-    """gamma."""
+    """Discount factor gamma."""
     normalise_q: Any = True
     """Divide Q by its mean magnitude in the actor's loss."""
     actor_period: Any = 2
-    """Gradient steps per actor step and per step of the slow copies."""
+    """Gradient steps per update of the actor and of the target networks."""
     learning_rate: Any = 3e-4
-    """Adam's."""
+    """Adam's learning rate."""
     ema_rate: Any = 0.005
-    """eta: how far targets move towards the online networks at each step of the actor."""
+    """eta: fraction by which target networks move towards the online ones at each actor update."""
     target_noise: Any = 0.2
     """Standard deviation of the noise on target actions."""
     target_noise_clip: Any = 0.5
-    """Largest noise on target actions."""
+    """Bound on the noise on target actions."""
 
 
 class Networks(NamedTuple):
