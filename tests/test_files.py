@@ -1,11 +1,13 @@
 """A user's own data: npz files and Minari."""
 
+import json
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 
+from uhm import cli
 from uhm.agents import spec_of
 from uhm.data import load
 from uhm.errors import UhmError
@@ -131,7 +133,7 @@ class Line(gymnasium.Env):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_minari(tmp_path, monkeypatch):
+def test_minari(tmp_path, monkeypatch, capsys):
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
 
@@ -142,7 +144,13 @@ def test_minari(tmp_path, monkeypatch):
         while not env.step(np.zeros(1, np.float32))[2]:
             pass
     env.create_dataset(
-        "line/three-v0", eval_env="uhm-line-v0", algorithm_name="none", author="none", author_email="a@b.c"
+        "line/three-v0",
+        eval_env="uhm-line-v0",
+        algorithm_name="none",
+        author="none",
+        author_email="a@b.c",
+        ref_min_score=-5.0,
+        ref_max_score=-1.0,
     )
     data = load("minari:line/three-v0", placement="host")
     np.testing.assert_array_equal(data.observations[:, 0], [0, 1, 2, 3, 0, 1, 2, 3])
@@ -153,5 +161,9 @@ def test_minari(tmp_path, monkeypatch):
     summary = train("iql", "minari:line/three-v0", run=tmp_path / "run", **small)
     assert (summary["environment"], summary["steps"]) == ("minari:line/three-v0", 4)
     assert load_run(tmp_path / "run").policy()([1.0]).shape == (1,)
+    # Evaluated where it was recorded: three steps, whatever is done, half way between the two reference scores.
+    assert cli.run(["eval", str(tmp_path / "run"), "--episodes", "2", "--json"]) == 0
+    (member,) = json.loads(capsys.readouterr().out)["members"]
+    assert (member["length"], member["return"], member["normalised"]) == (3.0, -3.0, 0.5)
     with pytest.raises(UhmError, match="minari download no/such-v0"):
         load("minari:no/such-v0")

@@ -147,7 +147,7 @@ def test_the_command_says_how_to_get_actions(log, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["eval", "RUN"], "no simulator to evaluate it in"),
+        (["eval", "RUN"], "name the simulator to evaluate it in, as in --env"),
         (["imagine", "RUN"], "imagine can draw the states of known environments only"),
         (["report", "RUN", "--out", "OUT"], "these runs learned from logs, where there is no simulator"),
         (["train", "uhm", "OUT/nowhere.npz"], "nowhere.npz: no such file"),

@@ -27,6 +27,8 @@ class Eval:
     """Which checkpoint: last, best (by its evaluation in training), or a step."""
     seed: int | None = None
     """Seed of all episodes (default: each member's own, as in training)."""
+    env: str | None = None
+    """For a run on logs: the Gymnasium id of a simulator, or MODULE:ID (default of minari:NAME: the recorded one)."""
     video: bool = False
     """Film one episode per task, and per value where hyperparameters differ, into RUN/videos."""
     json: bool = False
@@ -39,7 +41,13 @@ class Eval:
 
         restored = load_run(self.run, as_step(self.step))
         if restored.plan.environment.own:
-            raise UhmError(f"{self.run} learned from logs, and there is no simulator to evaluate it in.")
+            if self.video:
+                raise UhmError("--video films known environments only: leave it out for a run on logs.")
+            from uhm.cli import eval_own
+
+            return eval_own.evaluate(restored, self.run, self.env, self.episodes, self.seed, self.json)
+        if self.env is not None:
+            raise UhmError(f"--env is for runs on logs: {self.run} is evaluated in {restored.plan.environment.name}.")
         policy, episodes = self._evaluate(restored)
         report = self._report(restored, episodes)
         if not self.json:

@@ -97,7 +97,11 @@ def table(
 
 
 def _shown(setting: Setting) -> str:
-    return ", ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in setting)
+    return ", ".join(f"{name}={shown_value(value)}" for name, value in setting)
+
+
+def shown_value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def diverged(alive: list[bool]) -> str:
