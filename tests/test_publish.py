@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,35 @@ def test_an_unfinished_run_is_refused(run, tmp_path):
     with pytest.raises(UhmError, match=r"mine is not finished: `uhm train --resume"):
         publish(run, tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("to", ["home", "home/../home", "home/mine/../", "link"])
+def test_a_run_is_never_replaced_by_its_copy(run, tmp_path, to):
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    before = sorted(path.name for path in run.iterdir())
+    with pytest.raises(UhmError, match=r"would replace the run .*mine itself: name another folder\.$"):
+        publish(run, tmp_path / to)
+    assert sorted(path.name for path in run.iterdir()) == before
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["mine"]
+
+
+def test_nor_is_the_folder_around_it_or_another_run(run, tmp_path, monkeypatch):
+    inner = run.rename(tmp_path / "mine")  # the name stays that of the folder around it
+    (tmp_path / "home" / "mine").mkdir()
+    inner = inner.rename(tmp_path / "home" / "mine" / "mine")
+    with pytest.raises(UhmError, match="itself"):
+        publish(inner, tmp_path / "home")
+    (tmp_path / "others" / "mine" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UhmError, match=r"others/mine has checkpoints"):
+        publish(inner, tmp_path / "others")
+    assert (tmp_path / "others" / "mine" / "checkpoints").is_dir()
+    monkeypatch.chdir(inner)
+    assert publish(Path(), tmp_path / "kept") == tmp_path / "kept" / "mine"
+
+
+def test_an_old_copy_that_cannot_be_deleted_is_out_of_the_way(run, tmp_path, monkeypatch):
+    publish(run, tmp_path / "kept")
+    write_json(run / "summary.json", read_json(run / "summary.json") | {"wall_time": 77.0})
+    monkeypatch.setattr(module.shutil, "rmtree", lambda *_, **__: None)
+    assert read_json(publish(run, tmp_path / "kept") / "summary.json")["wall_time"] == 77.0
+    assert [made.directory.name for made in collect([tmp_path / "kept"]).runs] == ["mine"]  # the old one is no run

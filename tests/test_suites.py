@@ -376,6 +376,15 @@ def test_bad_flags(capsys, tmp_path):
         assert len(said.splitlines()) == 1
 
 
+def test_a_suite_is_not_published_onto_itself(capsys, tmp_path):
+    """Said before any work: its data are missing too, which would be said next."""
+    flags = ["--out", str(tmp_path / "out"), "--publish", str(tmp_path / "x" / ".." / "out")]
+    assert cli.run(["suite", "run", "scene-play", "--data-dir", str(tmp_path), *flags]) == 2
+    said = capsys.readouterr().err
+    assert "would replace the run" in said
+    assert len(said.splitlines()) == 1
+
+
 def test_ray_is_an_extra(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     flags = ["--out", str(tmp_path / "out"), "--data-dir", str(make_data(tmp_path / "data"))]

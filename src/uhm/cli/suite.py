@@ -111,6 +111,7 @@ class Run(_Common):
     def __call__(self) -> int:
         from rich.console import Console
 
+        from uhm.runs import publish
         from uhm.suites import data, runner
 
         if self.on == "local" and self.address is not None:
@@ -118,6 +119,9 @@ class Run(_Common):
         if self.retries < 0:
             raise UhmError(f"--retries must be at least 0, not {self.retries}.")
         wanted = self._populations()
+        if self.publish is not None:
+            for population in wanted:
+                publish.place(population.directory, self.publish)  # refuses before hours of work, not after
         _, left = runner.split(wanted)  # refuses what cannot be, before anything is made or started
         data.provide(left, self.make_data)
         console = Console(stderr=True)

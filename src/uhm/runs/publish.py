@@ -20,7 +20,8 @@ def publish(directory: Path, to: Path) -> Path:
     """Copy the run in `directory` into the folder `to`, under its own name, and return the copy."""
     if not (directory / "summary.json").exists():
         raise UhmError(f"{directory} is not finished: `uhm train --resume {directory}` first.")
-    copy, partial = to / directory.name, to / f".{directory.name}.partial"
+    copy = place(directory, to)
+    partial, before = copy.with_name(f".{copy.name}.partial"), copy.with_name(f".{copy.name}.before")
     with writing(to):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -30,8 +31,21 @@ def publish(directory: Path, to: Path) -> Path:
         write_json(partial / "environment.json", about | {"sessions": [unnamed(one) for one in about["sessions"]]})
         _compress(partial / "episodes.jsonl.gz", JsonLines(directory / "episodes.jsonl").read())
         _compress(partial / "metrics.jsonl.gz", _thinned(JsonLines(directory / "metrics.jsonl").read()))
-        shutil.rmtree(copy, ignore_errors=True)
+        shutil.rmtree(before, ignore_errors=True)
+        if copy.exists():
+            copy.rename(before)
         partial.rename(copy)
+    shutil.rmtree(before, ignore_errors=True)
+    return copy
+
+
+def place(directory: Path, to: Path) -> Path:
+    """Where in `to` the copy of a run goes. Refuses a place that holds a run itself, which the copy would replace."""
+    copy = to / directory.absolute().name  # `.` has no name of its own
+    if directory.resolve().is_relative_to(copy.resolve()):
+        raise UhmError(f"a published copy in {to} would replace the run {directory} itself: name another folder.")
+    if (copy / "checkpoints").exists():
+        raise UhmError(f"{copy} has checkpoints, so it is a run and no published copy: name another folder.")
     return copy
 
 
