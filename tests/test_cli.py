@@ -135,3 +135,47 @@ def test_damaged_data_of_the_embedded_default_are_called_that(rooms, tmp_path):
     assert done.returncode == 2
     assert "not a readable npz file" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rooms-v0.npz"]
+
+
+def left_alone(*arguments, lines):
+    """`uhm ... 2>&1 | head -LINES`: what was read, and the exit status of uhm."""
+    command = [sys.executable, "-m", "uhm", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        read = [process.stdout.readline() for _ in range(lines)]
+        process.stdout.close()
+        return read, process.wait(timeout=300)
+
+
+@pytest.mark.slow
+def test_training_goes_on_when_nobody_reads_any_more(rooms, tmp_path):
+    small = ("--steps", "40", "--log-interval", "4", "--hidden", "8", "--batch-size", "8", "--eval-episodes", "1")
+    where = ("--data-dir", str(rooms), "--run", str(tmp_path / "run"))
+    (first,), status = left_alone("train", "rebrac-dagger", "rooms-task1", *small, *where, lines=1)
+    assert "run" in first
+    assert status == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 40
+    assert (tmp_path / "run" / "report" / "report.html").exists()  # made after the table, which nobody read
+
+
+def test_so_does_a_listing_and_what_failed_keeps_its_status(rooms, tmp_path):
+    assert left_alone("data", "list", lines=1)[1] == 0
+    assert left_alone("data", "list", lines=0)[1] == 0  # never read, and so noticed when the process ends
+    (tmp_path / "rooms-v0.npz").write_bytes((rooms / "rooms-v0.npz").read_bytes()[:-500])
+    assert left_alone("data", "check", "rooms", "--data-dir", str(tmp_path), lines=0)[1] == 1
+
+
+def test_another_broken_pipe_is_a_bug_with_a_traceback():
+    code = """
+import sys
+from uhm import cli
+
+def bug():
+    raise BrokenPipeError("of a worker")
+
+cli._parse = lambda _: bug
+sys.argv[1:] = ["train"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "BrokenPipeError: of a worker")

@@ -1,6 +1,7 @@
 """The command line. Each verb is a dataclass whose fields are its flags; heavy imports wait until a verb runs.
 
-Bad input ends in one line on standard error and exit status 2; Ctrl-C and SIGTERM end in status 130.
+Bad input ends in one line on standard error and exit status 2; Ctrl-C and SIGTERM end in status 130. Whoever stops
+reading (`| head`) ends nothing: the work is done to its end, in silence.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import warnings
 from typing import Any, NoReturn
 
 from uhm import __version__
+from uhm.cli.pipes import outlive_readers
 from uhm.errors import UhmError, unknown
 from uhm.interrupts import heed_sigterm
 
@@ -35,6 +37,7 @@ VERBS = {
 
 def main() -> None:
     """The entry point of `uhm`."""
+    outlive_readers()
     arguments = sys.argv[1:]
     if arguments == ["--version"]:
         print(f"uhm {__version__}")
@@ -53,9 +56,6 @@ def run(arguments: list[str]) -> int:
     except UhmError as error:
         print(f"uhm: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `uhm data list | head`
-        sys.stderr.close()
-        return 0
     except KeyboardInterrupt as stop:  # `uhm train` says in it how to go on
         print(f"uhm: {str(stop) or 'interrupted.'}", file=sys.stderr)
         return _INTERRUPTED
