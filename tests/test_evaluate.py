@@ -311,7 +311,7 @@ def test_a_seed_per_member() -> None:
 def test_memory_bounds_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     cube = tasks.environment("cube-double-play").tasks * 5
     for free, workers, lanes in ((100_000, 16, 128), (10_000, 5, 12), (100, 1, 1)):
-        monkeypatch.setattr(evaluator, "_free_megabytes", lambda free=free: float(free))
+        monkeypatch.setattr(evaluator, "free_megabytes", lambda free=free: float(free))
         some = Evaluator(cube, workers=16)
         assert (some.workers, some.lanes) == (workers, lanes)
     assert Evaluator(cube[:1], episodes=2, workers=8, lanes=9).lanes == 2  # no more than episodes

@@ -1,5 +1,6 @@
 """The parts of evaluation that need no workers: policies on the CPU, scores, films."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from uhm import envs, tasks
 from uhm.envs import rooms
 from uhm.errors import UhmError
 from uhm.evaluate import Episode, make_act, means_by_step, record_video, score, success_by_step, video
+from uhm.evaluate.memory import free_megabytes
 from uhm.evaluate.policy import act_rows, by_member
 
 POINT = tasks.environment("pointmaze-medium-navigate")
@@ -131,3 +133,50 @@ else:
         "MuJoCo cannot draw here, so there is no video (egl: no library; osmesa: the process died (exit status -6)): "
         "install libegl1 or libosmesa6."
     )
+
+
+def a_machine(folder: Path, cgroup: str, **groups: tuple[str, int]) -> tuple[Path, Path]:
+    """24 GiB, of which 1 is free and 20 could be, and control groups by name with their limit and use."""
+    (folder / "proc" / "self").mkdir(parents=True)
+    lines = ("MemTotal: 25165824 kB", "MemFree: 1048576 kB", "MemAvailable: 20971520 kB", "HugePages_Total: 0")
+    (folder / "proc" / "meminfo").write_text("\n".join(lines) + "\n")
+    (folder / "proc" / "self" / "cgroup").write_text(f"4:memory:/old\n0::{cgroup}\n")
+    for name, (limit, used) in groups.items():
+        group = folder / "cgroup" / name.replace("__", "/")
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text(f"{used}\n")
+        (group / "memory.stat").write_text(f"anon {used}\ninactive_file 3000000000\nactive_file 500000000\nshmem 7\n")
+    return folder / "proc", folder / "cgroup"
+
+
+def test_files_in_memory_count_as_free(tmp_path: Path) -> None:
+    assert free_megabytes(*a_machine(tmp_path, "/")) == 20971520 * 1024 / 1e6
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ({"job": ("max", 5_000_000_000)}, 20971520 * 1024 / 1e6),
+        ({"job": ("8000000000", 5_000_000_000)}, 8000 - 5000 + 3500),
+        # A limit of the job counts for its step, which has none or a larger one of its own.
+        ({"job": ("8000000000", 5_000_000_000), "job__step": ("max", 0)}, 6500),
+        ({"job": ("8000000000", 5_000_000_000), "job__step": ("9000000000", 1_000_000_000)}, 6500),
+        ({"job": ("9000000000", 1_000_000_000), "job__step": ("8000000000", 5_000_000_000)}, 6500),
+        ({"other": ("1000", 1000)}, 20971520 * 1024 / 1e6),
+    ],
+)
+def test_a_container_or_job_has_what_its_limit_leaves(groups: Any, expected: float, tmp_path: Path) -> None:
+    assert free_megabytes(*a_machine(tmp_path, "/job/step", **groups)) == expected
+
+
+def test_the_root_of_a_container_is_its_own(tmp_path: Path) -> None:
+    proc, cgroup = a_machine(tmp_path, "/", **{".": ("8000000000", 5_000_000_000)})
+    assert free_megabytes(proc, cgroup) == 6500
+
+
+def test_where_nothing_is_known_the_system_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert free_megabytes(tmp_path, tmp_path) == 4.096
+    monkeypatch.delattr(os, "sysconf")
+    assert free_megabytes(tmp_path, tmp_path) == 8000

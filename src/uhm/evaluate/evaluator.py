@@ -17,6 +17,7 @@ from jaxtyping import Float
 from uhm.errors import UhmError
 from uhm.evaluate import rooms
 from uhm.evaluate.board import HALVES, IDLE, RESET, STEP, Board
+from uhm.evaluate.memory import free_megabytes
 from uhm.evaluate.policy import Act, Groups, act_rows, by_member, with_values
 from uhm.evaluate.pool import Pool
 from uhm.evaluate.records import Episode, brief, episode_seeds
@@ -214,16 +215,9 @@ def _sizes(environment: Environment, jobs: int, workers: int | None, lanes: int 
     domain = environment.domain
     workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if lanes is None:
-        free = _free_megabytes() * _SHARE_OF_MEMORY
+        free = free_megabytes() * _SHARE_OF_MEMORY
         workers = max(1, min(workers, int(free / (_WORKER_MEGABYTES + 2 * _MEGABYTES[domain]))))
         fit = int((free - workers * _WORKER_MEGABYTES) / _MEGABYTES[domain])
         lanes = max(1, min(workers * _LANES[domain], fit))
     lanes = min(lanes, jobs)
     return min(workers, lanes), lanes
-
-
-def _free_megabytes() -> float:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e6
-    except (AttributeError, ValueError, OSError):
-        return 8000.0
