@@ -66,6 +66,11 @@ def test_load_run_at_a_step(run, tmp_path):
         records = [{**e, "success": float(e["step"] in (10, best))} for e in lines(run / "episodes.jsonl")]
         (copy / "episodes.jsonl").write_text("".join(json.dumps(e) + "\n" for e in records))
         assert int(load_run(copy, "best").state.step) == best
+    # An evaluation that is being written may look better than it is: all its episodes so far succeeded.
+    before = [{**e, "success": 0.0} for e in lines(run / "episodes.jsonl") if e["step"] != KEPT[-1]]
+    records = [*before, {**before[0], "step": KEPT[-1], "success": 1.0}]
+    (copy / "episodes.jsonl").write_text("".join(json.dumps(e) + "\n" for e in records))
+    assert int(load_run(copy, "best").state.step) == KEPT[-2]
     (copy / "episodes.jsonl").unlink()
     with pytest.raises(UhmError, match="was evaluated yet"):
         load_run(copy, "best")

@@ -12,7 +12,7 @@ import pytest
 from uhm import envs, tasks
 from uhm.envs import rooms
 from uhm.errors import UhmError
-from uhm.evaluate import Episode, make_act, means_by_step, record_video, score, success_by_step, video
+from uhm.evaluate import Episode, complete, make_act, means_by_step, record_video, score, success_by_step, video
 from uhm.evaluate.memory import free_megabytes
 from uhm.evaluate.policy import act_rows, by_member
 
@@ -37,6 +37,16 @@ def test_scores_worked_out_by_hand() -> None:
         0: {5: {"success": 0.5, "discounted": -3.0, "value": -4.5}},
         1: {5: {"success": 1.0}},  # one of its episodes knows the one, none the other
     }
+
+
+def test_an_evaluation_is_complete_with_all_episodes_of_all_members() -> None:
+    def record(member: int, step: int, episode: int) -> Episode:
+        return Episode(member, "t", 0, step, episode, 1.0, -1.0, 1)
+
+    first = [record(m, 10, e) for m in (0, 1) for e in (0, 1, 2)]
+    assert complete([*first, record(0, 20, 0)], 2, 3) == first
+    assert complete(first[:-1], 2, 3) == []
+    assert complete([], 2, 3) == []
 
 
 def linear(state: dict[str, Any], observations: Any, key: Any) -> Any:

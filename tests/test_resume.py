@@ -251,6 +251,19 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, tmp_path, caps
     assert len(lines(run / "metrics.jsonl")) == 12
 
 
+def test_an_evaluation_that_was_half_written_is_made_again(whole, tmp_path):
+    """A kill amid the writing of the last one: of its twelve episodes seven are there, and half of the eighth."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    (run / "summary.json").unlink()
+    records = (run / "episodes.jsonl").read_bytes().splitlines(keepends=True)
+    last = [index for index, record in enumerate(records) if json.loads(record)["step"] == 60]
+    assert len(last) == 12
+    (run / "episodes.jsonl").write_bytes(b"".join(records[: last[7]]) + records[last[7]][:50])
+    resume(run)
+    assert outcome(run) == outcome(whole)
+
+
 def test_a_finished_run_stays_as_it_is(whole, capsys):
     names = ("summary.json", "metrics.jsonl", "episodes.jsonl")
     before = [(whole / name).read_bytes() for name in names]

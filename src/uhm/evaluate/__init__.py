@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from uhm.evaluate.evaluator import Evaluator
     from uhm.evaluate.policy import Act, Policy, make_act
-    from uhm.evaluate.records import Episode, means_by_step, score, success_by_step
+    from uhm.evaluate.records import Episode, complete, means_by_step, score, success_by_step
     from uhm.evaluate.video import record_video
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Episode",
     "Evaluator",
     "Policy",
+    "complete",
     "make_act",
     "means_by_step",
     "record_video",

@@ -1,6 +1,6 @@
 """What an evaluation leaves behind: one record per episode, and the scores made of them."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -43,6 +43,12 @@ def brief(number: float) -> float:
 def episode_seeds(seed: int, step: int, task: int, episode: int, count: int = 3) -> Sequence[int]:
     """The seeds of one episode's environment: they depend on nothing else, so neither does the episode."""
     return [int(word) for word in np.random.SeedSequence([seed, step, task, episode]).generate_state(count)]
+
+
+def complete(records: Sequence[Episode], members: int, episodes: int) -> list[Episode]:
+    """The records of evaluations that have `episodes` of every member: others are being written, or were cut short."""
+    counts = Counter(record.step for record in records)
+    return [record for record in records if counts[record.step] >= members * episodes]
 
 
 def means_by_step(records: Iterable[Episode]) -> dict[int, dict[int, dict[str, float]]]:

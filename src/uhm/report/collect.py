@@ -4,7 +4,6 @@ Only the files of a run directory are read, so a run may be finished, still trai
 summary.json. A member that two runs hold is taken from the run that got further, with a warning.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from uhm import presets, tasks
 from uhm.errors import UhmError
-from uhm.evaluate import Episode, means_by_step
+from uhm.evaluate import Episode, complete, means_by_step
 from uhm.runs.files import JsonLines, read_json
 from uhm.tasks import Environment, Task
 
@@ -238,10 +237,8 @@ def _unfinished(directory: Path, config: dict[str, Any]) -> list[dict[str, Any]]
     from uhm.population import grid
 
     records = [Episode.from_json(line) for line in JsonLines(directory / "episodes.jsonl").read()]
-    # An evaluation with fewer episodes than planned is being written at this moment.
-    counts = collections.Counter((record.member, record.step) for record in records)
-    whole = [r for r in records if counts[r.member, r.step] >= config.get("eval_episodes", 1)]
-    means = means_by_step(whole)
+    members = grid(config["tasks"], config["seeds"], config.get("axes", {}))
+    means = means_by_step(complete(records, len(members), config.get("eval_episodes", 1)))
     return [
         {
             "task": member.task,
@@ -249,7 +246,7 @@ def _unfinished(directory: Path, config: dict[str, Any]) -> list[dict[str, Any]]
             "hyper": {**config["hyper"], **dict(member.hyper)},
             "evaluations": [{"step": step, **found} for step, found in means.get(index, {}).items()],
         }
-        for index, member in enumerate(grid(config["tasks"], config["seeds"], config.get("axes", {})))
+        for index, member in enumerate(members)
     ]
 
 

@@ -157,6 +157,11 @@ class Run:
         self._metrics.cut(step)
         self._episodes.cut(step)
 
+    def drop_episodes_after(self, step: int) -> None:
+        """Forget the episodes later than `step`, and nothing else."""
+        self._require_lock()
+        self._episodes.cut(step)
+
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json, the sign that the run is complete, once everything else is on disk."""
         self._require_lock()

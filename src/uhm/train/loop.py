@@ -21,7 +21,7 @@ from uhm import population, tasks
 from uhm.agents import Spec
 from uhm.data import Dataset, batches
 from uhm.data.source import data_directory, load, provide
-from uhm.evaluate import Episode, Evaluator, make_act, means_by_step, score, success_by_step
+from uhm.evaluate import Episode, Evaluator, complete, make_act, means_by_step, score, success_by_step
 from uhm.interrupts import interruptible
 from uhm.population import Population
 from uhm.runs import Run, params_sha256
@@ -57,8 +57,11 @@ class Training:
         self.run.rewind(self.step)
         self.seconds = max((line["seconds"] for line in self.run.metrics()), default=0.0)
         episodes = [Episode.from_json(record) for record in self.run.episodes()]
-        latest = max((episode.step for episode in episodes), default=0)
-        self._note_success([episode for episode in episodes if episode.step == latest])
+        whole = complete(episodes, len(self.members), self.plan.eval_episodes)
+        latest = max((episode.step for episode in whole), default=0)
+        if len(whole) < len(episodes):  # a kill cut the last one short
+            self.run.drop_episodes_after(latest)
+        self._note_success([episode for episode in whole if episode.step == latest])
         if self._evaluates_at(self.step) and latest != self.step:
             self._begin_evaluation()
 

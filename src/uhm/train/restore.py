@@ -24,7 +24,7 @@ from uhm.agents import Agent, Spec, normalised, spec_of
 from uhm.data import Dataset
 from uhm.errors import UhmError
 from uhm.evaluate.policy import Policy, make_act
-from uhm.evaluate.records import Episode, success_by_step
+from uhm.evaluate.records import Episode, complete, success_by_step
 from uhm.population import Population
 from uhm.runs import Run
 from uhm.runs.files import read_json, write_json
@@ -90,7 +90,7 @@ def load_run(directory: Path | str, step: Step = "last") -> Restored:
     """The run in `directory` as of a checkpoint: the last one, the best evaluated one, or that of a step."""
     with Run.open(Path(directory), write=False) as run:
         plan = Plan.from_json(run.config)
-        wanted = _best(run) if step == "best" else None if step == "last" else step
+        wanted = _best(run, plan) if step == "best" else None if step == "last" else step
         if not run.steps():
             raise UhmError(f"{directory} has no checkpoint yet.")
         spec = _read_spec(run)
@@ -133,11 +133,11 @@ def _read_spec(run: Run) -> Spec:
     return Spec(**{**values, **arrays})
 
 
-def _best(run: Run) -> int:
+def _best(run: Run, plan: Plan) -> int:
     """The stored checkpoint whose own parameters had the highest mean success, the later of two equal ones."""
     episodes = [Episode.from_json(record) for record in run.episodes()]
     found: dict[int, list[float]] = {}
-    for steps in success_by_step(episodes).values():
+    for steps in success_by_step(complete(episodes, len(plan.members()), plan.eval_episodes)).values():
         for at, value in steps.items():
             found.setdefault(at, []).append(value)
     rated = {at: float(np.mean(found[at])) for at in run.steps() if at in found}
