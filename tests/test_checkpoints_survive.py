@@ -1,5 +1,6 @@
 """What damage, kills and full disks do to checkpoints: never more than cost the newest one."""
 
+import errno
 import os
 import random
 import resource
@@ -79,6 +80,55 @@ def test_what_a_kill_left_behind_is_cleared_up(tmp_path: Path) -> None:
         assert run.steps() == [1, 2]
         assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
         assert (run.restore(fill(0)) or [None])[0] == 2
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS keeps the folder of a file that another process reads: rmdir says that it is not empty."""
+    folder, usual = tmp_path / "checkpoints", os.rmdir
+
+    def busy(path: Any, **options: Any) -> None:
+        if str(path).endswith(".removed"):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+        usual(path, **options)
+
+    def leftovers() -> int:
+        return len(list(folder.glob("*.removed")))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", busy)
+        with Run.create(tmp_path, {}, keep=1) as run:
+            for _ in range(2):  # what is left of the first is not in the second's way
+                run.save(1, fill(1), block=True)
+                run.rewind(0)
+            run.save(2, fill(2), block=True)
+            run.save(3, fill(3), block=True)
+            assert run.steps() == [3]
+            assert leftovers() == 3
+        with Run.open(tmp_path, keep=1) as run:
+            assert leftovers() == 3
+            run.save(4, fill(4), block=True)
+            assert run.steps() == [4]
+    with Run.open(tmp_path, keep=1) as run:
+        assert leftovers() == 0
+        assert (run.restore(fill(0)) or [None])[0] == 4
+
+
+def test_nor_does_one_that_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Path.rename
+
+    def busy(path: Path, to: Path) -> Path:
+        if path.name == "1":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        return usual(path, to)
+
+    with Run.create(tmp_path, {}, keep=1) as run:
+        run.save(1, fill(1), block=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", busy)
+            run.save(2, fill(2), block=True)
+            assert run.steps() == [1, 2]
+        run.save(3, fill(3), block=True)
+        assert run.steps() == [3]
 
 
 KILLED = """

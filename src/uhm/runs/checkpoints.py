@@ -4,6 +4,7 @@ A checkpoint is written below a temporary name and renamed when done, so a kill 
 name. What a kill cannot do, a disk can: `manifest.json` holds a digest of every file and one of the tree itself.
 """
 
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -63,12 +64,12 @@ class Checkpoints:
     def clean(self) -> None:
         """Finish or undo what a killed process was doing. Only for the one process that may write."""
         for path in self.directory.glob(f"*{_REMOVED}"):
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # it was out of the way already
         for path in self.directory.glob(f"*{_TEMPORARY}"):
             if (path / _MANIFEST).exists():
                 self._publish(path)
             else:
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)
 
     def save(self, step: int, tree: Any, score: float | None) -> None:
         """Copy `tree` to host memory and return; the writing goes on in the background."""
@@ -134,8 +135,7 @@ class Checkpoints:
         return None
 
     def _write(self, step: int, arrays: list[np.ndarray], records: list[Record], score: float | None) -> None:
-        # Never the same name twice: after a failure Orbax may still be writing in the other directory.
-        path = self.directory / f"{step}.{next(self._attempts)}{_TEMPORARY}"
+        path = self._unused(step, _TEMPORARY)  # after a failure Orbax may still be writing in the other directory
         try:
             path.mkdir(parents=True)
             _reserve(path / "reserved", sum(array.nbytes for array in arrays) + _SLACK)
@@ -156,7 +156,9 @@ class Checkpoints:
 
     def _prune(self) -> None:
         for old in set(self.steps()) - {*self.steps()[-self._keep :], self._best()}:
-            self._remove(self.directory / str(old))
+            # The new one is safe, and training must not end for an old one. If it stays, the next save tries again.
+            with contextlib.suppress(OSError):
+                self._remove(self.directory / str(old))
 
     def _read(self, step: int) -> tuple[list[np.ndarray], list[Record]]:
         path = self.directory / str(step)
@@ -198,10 +200,16 @@ class Checkpoints:
 
     def _remove(self, path: Path) -> None:
         # The rename makes it disappear at once: a kill amid the deletion leaves no half-deleted checkpoint.
-        removed = path.with_suffix(_REMOVED)
+        removed = self._unused(int(path.name), _REMOVED)
         path.rename(removed)
-        shutil.rmtree(removed)
         self._scores.pop(int(path.name), None)
+        # On NFS a file that somebody has open keeps its folder; `clean` removes what is left.
+        shutil.rmtree(removed, ignore_errors=True)
+
+    def _unused(self, step: int, ending: str) -> Path:
+        """A name that nothing has, nor had in this session."""
+        names = (self.directory / f"{step}.{attempt}{ending}" for attempt in self._attempts)
+        return next(path for path in names if not path.exists())
 
 
 def _manifest(path: Path) -> dict[str, Any]:
