@@ -186,12 +186,25 @@ def test_a_field_that_an_older_version_did_not_have():
 
 def test_tail(tmp_path):
     path = tmp_path / "lines"
-    assert tail(path, 100) == []
+    assert tail(path, 5) == []
     path.write_bytes(b"".join(b'{"step": %d}\n' % i for i in range(100)) + b'{"st')
-    assert [line["step"] for line in tail(path, 10_000)] == list(range(100))
-    end = [line["step"] for line in tail(path, 60)]
-    assert end == list(range(100 - len(end), 100))
-    assert 3 <= len(end) <= 4
+    for window in (1, 13, 14, 15, 50, 10_000):
+        for count in (1, 3, 99, 100, 200):
+            steps = [line["step"] for line in tail(path, count, window)]
+            assert steps == list(range(100))[-count:]
+    path.write_bytes(b'{"st')
+    assert tail(path, 1, 2) == []
+
+
+def test_the_last_evaluation_is_read_whole_however_long_it_is(tmp_path):
+    """300 episodes of each of 5 members, the first half of which succeeded; and a log of a megabyte a line."""
+    (population,) = small(tmp_path, eval_episodes=300)
+    with begin(population) as run:
+        for step in (5, 10):
+            run.log(step, {"seconds": step / 10, "loss": [0.123456789] * 100_000})
+            records = [{"step": step, "success": float(i < 750), "task": "x" * 150} for i in range(1500)]
+            run.log_episodes(records)
+    assert status(population)[:3] == ("interrupted", 10, 0.5)
 
 
 # ----------------------------------------------------------------------------------------------------------- time

@@ -143,7 +143,7 @@ def _shown(rows: dict[str, Row], console: Console) -> Iterator:
         read = time.monotonic()
         for row in rows.values():
             if row.state == "running":
-                row.progress = progress(row.population.directory, row.population.members)
+                row.progress = progress(row.population)
         return True
 
     if console.is_terminal:

@@ -30,6 +30,7 @@ from uhm.train.plan import Plan
 
 # The networks and the batch that everything in speed.csv was measured with.
 _PAPER = ((512, 512, 512, 512), 256)
+_LINES = 100  # of a log, its last: their median is pace enough
 # Only these roll out k_max steps; what the others cost does not depend on it.
 _PAYS_FOR_HORIZON = ("dtd", "mbtd")
 
@@ -117,7 +118,7 @@ def _measure(directory: Path) -> Measured | None:
     try:
         plan = Plan.from_json(read_json(directory / "config.json"))
         session = read_json(directory / "environment.json")["sessions"][-1]
-        lines = tail(directory / "metrics.jsonl", 1 << 20)
+        lines = tail(directory / "metrics.jsonl", _LINES)
         # The median over chunks, for the first chunk of each session compiles.
         pace = [(b["seconds"] - a["seconds"]) / (b["step"] - a["step"]) for a, b in itertools.pairwise(lines)]
         if not pace:

@@ -35,7 +35,7 @@ def status(population: Population) -> Status:
         other = differences(population.plan, read_json(directory / "config.json"))
     except UhmError as error:
         other = str(error)
-    now = progress(directory, population.members)
+    now = progress(population)
     if other:
         return Status("differs", now.step, now.success, f"was run with {other}")
     if (directory / "summary.json").exists():
@@ -44,27 +44,35 @@ def status(population: Population) -> Status:
     return Status(state, now.step, now.success)
 
 
-def progress(directory: Path, members: int) -> Progress:
+def progress(population: Population) -> Progress:
     """The last logged step and the mean success of the last evaluation, from the ends of the files alone."""
-    metrics = tail(directory / "metrics.jsonl", 1 << 17)
+    metrics = tail(population.directory / "metrics.jsonl", 1)
     step = metrics[-1]["step"] if metrics else 0
-    # 200 bytes an episode; 50 episodes a member unless the user asks for more.
-    episodes = tail(directory / "episodes.jsonl", 1 << 14 | members * 50 * 256)
+    episodes = tail(population.directory / "episodes.jsonl", population.members * population.plan.eval_episodes)
     latest = [e["success"] for e in episodes if e["step"] == episodes[-1]["step"]]
     return Progress(step, statistics.mean(latest) if latest else None)
 
 
-def tail(path: Path, size: int) -> list[dict[str, Any]]:
-    """The complete JSON lines in the last `size` bytes of a file that may be growing."""
+def tail(path: Path, count: int, window: int = 1 << 16) -> list[dict[str, Any]]:
+    """The last `count` complete JSON lines of a file that may be growing, or as many as it has.
+
+    Lines of large populations are long: `window`, the bytes that are read of its end, grows until they are in it.
+    """
+    whole: list[bytes] = []
     try:
         with path.open("rb") as file:
             length = file.seek(0, 2)
-            file.seek(max(0, length - size))
-            lines = file.read().split(b"\n")
+            read = 0
+            while len(whole) < count and read < length:
+                read = min(window, length)
+                file.seek(length - read)
+                lines = file.read(read).split(b"\n")
+                # What precedes the first and follows the last line break is torn.
+                whole = [line for line in lines[1 if read < length else 0 : -1] if line]
+                window *= 4
     except OSError:
         return []
-    whole = lines[1 if length > size else 0 : -1]  # what precedes the first and follows the last line break is torn
-    return [json.loads(line) for line in whole if line]
+    return [json.loads(line) for line in whole[-count:]]
 
 
 def in_use(directory: Path) -> bool:
