@@ -49,6 +49,13 @@ def test_the_copy_reports_the_same(run, tmp_path):
     assert read_json(copy / "environment.json")["sessions"][0]["command"][1:4] == ["train", "--run", "mine"]
 
 
+def test_the_copy_knows_how_long_an_update_took(run, tmp_path):
+    """Half a second a step, of which the copy has every fifth."""
+    ours, theirs = (collect([where]).runs[0] for where in (publish(run, tmp_path / "kept"), run))
+    assert (ours.update_seconds, ours.seconds) == (theirs.update_seconds, theirs.seconds)
+    assert ours.update_seconds == 0.5
+
+
 def test_the_log_is_thinned_to_its_end(run, tmp_path):
     copy = publish(run, tmp_path / "kept")
     steps = [

@@ -187,7 +187,7 @@ def _read(directory: Path) -> tuple[Run, list[Member]]:
     rows = summary["members"] if summary else _unfinished(directory, config)
     members = [_member(directory, config, row, summary is not None) for row in rows]
     reached = summary["steps"] if summary else max((member.reached for member in members), default=0)
-    seconds, update = _times(directory / "metrics.jsonl")
+    seconds, update = _times(JsonLines(directory / "metrics.jsonl"))
     run = Run(
         directory=directory,
         agent=config["agent"],
@@ -298,15 +298,13 @@ def _device(summary: dict[str, Any] | None, sessions: list[dict[str, Any]]) -> s
 _START = re.compile(rb'\{"step": (\d+), "seconds": ([0-9.e+-]+)[,}]')
 
 
-def _times(path: Path) -> tuple[float | None, float | None]:
+def _times(log: JsonLines) -> tuple[float | None, float | None]:
     """Seconds of training, and the median over log lines of seconds per gradient step.
 
     The first line contains the compilation and does not count; after a resume another one does, which a median can
-    stand. Lines of a long run are megabytes of metrics, so only their start is read.
+    stand. A long run has many megabytes of metrics, so only the start of each line is parsed.
     """
-    if not path.exists():
-        return None, None
-    with path.open("rb") as file:
+    with log.open() as file:
         lines = [(int(m[1]), float(m[2])) for m in map(_START.match, file) if m]
     pairs = itertools.pairwise(lines)
     rates = sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] > a[0])

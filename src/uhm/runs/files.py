@@ -107,13 +107,16 @@ class JsonLines:
         if self.path.exists() and self.path.stat().st_size != len(data):
             write_atomically(self.path, data)
 
-    def _lines(self) -> list[bytes]:
-        packed = self.path.with_name(f"{self.path.name}.gz")  # in the copy of a run that `publish` made
+    def open(self) -> io.BufferedIOBase:
+        """The lines as they are, plain or, in the copy of a run that `publish` made, compressed; or none."""
+        packed = self.path.with_name(f"{self.path.name}.gz")
         if self.path.exists():
-            data = self.path.read_bytes()
-        else:
-            data = gzip.decompress(packed.read_bytes()) if packed.exists() else b""
-        lines = data.splitlines(keepends=True)
+            return self.path.open("rb")
+        return gzip.GzipFile(packed) if packed.exists() else io.BytesIO()
+
+    def _lines(self) -> list[bytes]:
+        with self.open() as file:
+            lines = file.readlines()
         if lines and not (lines[-1].endswith(b"\n") and _is_json(lines[-1])):
             lines.pop()
         for number, line in enumerate(lines, 1):
