@@ -21,7 +21,7 @@ import pytest
 import uhm
 from uhm.errors import UhmError
 from uhm.runs import FORMAT, Run, Sink, TensorBoard, WandB, environment
-from uhm.runs.files import write_figure
+from uhm.runs.files import JsonLines, write_figure
 
 
 @contextlib.contextmanager
@@ -175,6 +175,33 @@ def test_a_torn_last_line_is_dropped(tail: str, tmp_path: Path) -> None:
     with Run.open(tmp_path) as run:
         run.log(3, {})
         assert [line["step"] for line in run.metrics()] == [1, 2, 3]
+
+
+def test_a_line_is_parsed_once_and_to_repair_only_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, usual, parsed = JsonLines(tmp_path / "log"), json.loads, []
+    log.append({"step": step} for step in range(5))
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "loads", lambda line: parsed.append(line) or usual(line))
+        log.repair()
+        assert parsed == [b'{"step": 4}\n']
+        parsed.clear()
+        assert [record["step"] for record in log.read()] == [0, 1, 2, 3, 4]
+        assert len(parsed) == 5
+        parsed.clear()
+        log.cut(2)
+        assert len(parsed) == 5
+    assert log.path.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
+
+
+@pytest.mark.parametrize("text", ["", '{"step": 1', "\0\0", "\n", '{"step": 1}'])
+def test_a_log_of_nothing_but_half_a_line_is_empty(text: str, tmp_path: Path) -> None:
+    log = JsonLines(tmp_path / "log")
+    log.repair()  # nothing is there, and nothing is made
+    assert not log.path.exists()
+    log.path.write_text(text)
+    assert log.read() == []
+    log.repair()
+    assert log.path.read_bytes() == b""
 
 
 def test_a_damaged_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:

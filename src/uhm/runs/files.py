@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import math
+import mmap
 import os
 import platform
 from collections.abc import Iterable
@@ -92,20 +93,27 @@ class JsonLines:
                 os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self._lines()]
+        return [record for _, record in self._records()]
 
     def repair(self) -> None:
-        """Drop a torn last line."""
-        self._keep(self._lines())
+        """Drop a torn last line, of a file that may be large: only its end is read."""
+        if not self.path.exists() or not self.path.stat().st_size:
+            return
+        with writing(self.path), self.path.open("r+b") as file:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                size, end = len(data), data.rfind(b"\n") + 1
+                start = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+                if _parsed(data[start:end]) is None:
+                    end = start
+            if end < size:
+                file.truncate(end)
 
     def cut(self, step: int) -> None:
         """Drop what is later than `step`."""
-        self._keep([line for line in self._lines() if json.loads(line)["step"] <= step])
-
-    def _keep(self, lines: list[bytes]) -> None:
-        data = b"".join(lines)
-        if self.path.exists() and self.path.stat().st_size != len(data):
-            write_atomically(self.path, data)
+        records = self._records()
+        kept = [line for line, record in records if record["step"] <= step]
+        if len(kept) < len(records):
+            write_atomically(self.path, b"".join(kept))
 
     def open(self) -> io.BufferedIOBase:
         """The lines as they are, plain or, in the copy of a run that `publish` made, compressed; or none."""
@@ -114,22 +122,27 @@ class JsonLines:
             return self.path.open("rb")
         return gzip.GzipFile(packed) if packed.exists() else io.BytesIO()
 
-    def _lines(self) -> list[bytes]:
+    def _records(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """Every line and what it says, but for a torn last one."""
         with self.open() as file:
             lines = file.readlines()
-        if lines and not (lines[-1].endswith(b"\n") and _is_json(lines[-1])):
-            lines.pop()
+        records: list[tuple[bytes, dict[str, Any]]] = []
         for number, line in enumerate(lines, 1):
-            if not _is_json(line):
+            record = _parsed(line)
+            if record is not None:
+                records.append((line, record))
+            elif number < len(lines):
                 raise UhmError(f"{self.path} is damaged: line {number} is not JSON.")
-        return lines
+        return records
 
 
-def _is_json(line: bytes) -> bool:
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The JSON object on a whole line; None if it is not one."""
     try:
-        return isinstance(json.loads(line), dict)
+        record = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
-        return False
+        return None
+    return record if isinstance(record, dict) else None
 
 
 class Lock:
