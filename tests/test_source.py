@@ -1,5 +1,9 @@
 """Loading: rewards and masks against OGBench's own relabelling, both placements, shards, and every kind of bad file."""
 
+import importlib.metadata
+import os
+import platform
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -120,6 +124,63 @@ def test_host_and_device_placement_hold_the_same_rows(maze):
     assert not on_device.on_host
     same(on_device, mapped)
     same(mapped, again)
+
+
+def entries(folder):
+    return sorted(path.relative_to(folder / source.CACHE).as_posix() for path in (folder / source.CACHE).glob("*/*"))
+
+
+def test_a_new_version_of_ogbench_or_of_the_data_is_read_anew(maze, tmp_path, monkeypatch):
+    """Rewards come from OGBench's goals: other ones have to be seen, and what they replace is not kept."""
+    environment, _, columns = maze
+    write(tmp_path, environment, columns)
+
+    def load(split: Any = "train"):
+        return source.load(environment, data_dir=tmp_path, placement="host", split=split)
+
+    before = load()
+    (first,) = entries(tmp_path)
+    usual, version = source.goals, importlib.metadata.version
+
+    def never(environment):
+        return usual(environment)._replace(solved=lambda c: np.zeros((5, len(c["qpos"]), 1), bool))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "goals", never)
+        same(load(), before)  # as long as nothing says that there is something new
+        patch.setattr(importlib.metadata, "version", lambda name: "99" if name == "ogbench" else version(name))
+        assert not (np.asarray(before.masks).all())
+        assert np.asarray(load().masks).all()
+        (second,) = entries(tmp_path)
+        assert second != first
+    same(load(), before)
+    assert entries(tmp_path) == [first]
+    validation = tmp_path / f"{environment.dataset}-val.npz"
+    shutil.copy(tmp_path / f"{environment.dataset}.npz", validation)
+    load("val")
+    load()
+    assert len(entries(tmp_path)) == 2  # another file is no reason to forget this one
+    os.utime(validation, (1, 1))
+    load("val")
+    assert len(entries(tmp_path)) == 2
+    assert first in entries(tmp_path)
+
+
+def test_what_a_killed_process_had_begun_to_write_goes(maze, tmp_path):
+    environment, _, columns = maze
+    write(tmp_path, environment, columns)
+    source.load(environment, data_dir=tmp_path, placement="host")
+    (entry,) = entries(tmp_path)
+    path = tmp_path / source.CACHE / entry
+    shutil.rmtree(path)
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        pass
+    here = platform.node()
+    for process in (f"{here}.{dead.pid}", f"{here}.{os.getppid()}", f"else.where.{dead.pid}"):
+        path.with_name(f"{path.name}.{process}.partial").mkdir()
+    source.load(environment, data_dir=tmp_path, placement="host")
+    alive = [f"{entry}.{process}.partial" for process in (f"{here}.{os.getppid()}", f"else.where.{dead.pid}")]
+    assert entries(tmp_path) == sorted([entry, *alive])
 
 
 def test_one_task_is_one_column_of_the_same_rows(maze):

@@ -6,7 +6,9 @@ data's size in memory once; with `placement="host"` they are streamed to flat fi
 """
 
 import hashlib
+import importlib.metadata
 import os
+import platform
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +28,8 @@ from uhm.tasks import Environment, Task
 
 DEFAULT_DATA_DIR = Path("~/.ogbench/data")
 CACHE = ".uhm-cache"
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
+_PARTIAL = ".partial"
 
 Split = Literal["train", "val"]
 Allocate = Callable[[str, tuple[int, ...], type], np.ndarray]
@@ -211,15 +214,17 @@ def _terminals(opened: list[NpzFile], limit: int | None) -> tuple[np.ndarray, li
 
 
 def _cached(environment: Environment, paths: list[Path], limit: int | None, data_dir: Path) -> dict[str, np.ndarray]:
-    """The rows as memory-mapped flat files, written once per state of the source files."""
-    stamp = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
-    digest = hashlib.sha256(repr((CACHE_FORMAT, environment.name, stamp, limit)).encode()).hexdigest()[:16]
-    folder = data_dir / CACHE / f"{environment.name}-{digest}"
+    """The rows as memory-mapped flat files, written once per state of the source files and version of OGBench."""
+    # What an entry is of, and what it was made from: there is one entry of a kind, which others make way for.
+    kind = f"{environment.name}-{_digest([path.name for path in paths], limit)}"
+    goals_from = None if environment is tasks.ROOMS else importlib.metadata.version("ogbench")
+    stamp = [(path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    folder = data_dir / CACHE / kind / _digest(CACHE_FORMAT, goals_from, stamp)
     names = ("observations", "actions", "terminals", "rewards", "masks")
     if not folder.is_dir():
-        partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+        partial = folder.with_name(f"{folder.name}.{platform.node()}.{os.getpid()}{_PARTIAL}")
         try:
-            with writing_data(folder.parent):
+            with writing_data(data_dir / CACHE):
                 partial.mkdir(parents=True, exist_ok=True)
                 written = _read(
                     environment,
@@ -234,4 +239,27 @@ def _cached(environment: Environment, paths: list[Path], limit: int | None, data
                     partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+        for other in folder.parent.iterdir():
+            if other != folder and not _being_written(other):
+                shutil.rmtree(other, ignore_errors=True)
     return {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names}
+
+
+def _digest(*values: object) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+
+
+def _being_written(path: Path) -> bool:
+    """Whether it is the beginning of an entry whose process may be alive: those of other machines cannot be asked."""
+    if path.suffix != _PARTIAL:
+        return False
+    host, _, process = path.stem.partition(".")[2].rpartition(".")
+    if host != platform.node():
+        return True
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
