@@ -603,6 +603,17 @@ def test_a_failing_worker_names_its_episode(
     assert len(list(tmp_path.glob("*.parts/train-*.npz"))) == 2
 
 
+def test_a_worker_that_dies_when_it_has_nothing_left_to_do_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three episodes the second worker gets one, and ends while the first is at the last of its two."""
+    dies = "import threading; episode == 1 and threading.Timer(0.2, os._exit, (9,)).start(); split and time.sleep(1)"
+    monkeypatch.setattr(generate, "_WORKER", toy(on_save=dies))
+    paths = generate.make(POINT, tmp_path, episodes=2, workers=2, rows=ROWS, progress=False)
+    assert sorted(made(tmp_path)) == ["0 0", "0 1", "1 0"]
+    assert all(path.exists() for path in paths)
+
+
 def test_ctrl_c_stops_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
     # So many that none of this comes too late, however busy the machine is: half a minute's work.
     process = in_process(tmp_path, "episodes=500, workers=2", toy(delay=0.1))

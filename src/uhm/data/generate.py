@@ -164,6 +164,9 @@ def _run(jobs: Sequence[Job], folder: Path, setup: dict[str, Any], count: int) -
             while any(held.values()):
                 for key, _ in selector.select():
                     number = key.data
+                    if not held[number]:  # idle, so what can be read is its end, and nothing waits for it
+                        selector.unregister(key.fileobj)
+                        continue
                     yield _answer(workers[number], held[number], _log(folder, number))
                     _give(workers[number], held[number], waiting)
     finally:
