@@ -1,6 +1,9 @@
 """A user's own data: npz files and Minari."""
 
 import json
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
 import gymnasium
@@ -39,6 +42,47 @@ def test_own_npz(tmp_path):
     np.testing.assert_allclose(data.rewards[0], mine["rewards"], rtol=1e-6)
     np.testing.assert_array_equal(data.masks[0], mine["masks"] == 1)
     assert data.observations.dtype == np.float32
+
+
+def test_blocks_of_rows_are_put_together_and_bad_ones_are_found_in_all(tmp_path):
+    """More rows than are read at once; in the file as float64, and one of them bad."""
+    mine: dict[str, Any] = {name: np.resize(values, (150_000, *values.shape[1:])) for name, values in columns().items()}
+    mine["observations"] = np.arange(450_000.0).reshape(-1, 3)
+    np.savez(tmp_path / "log.npz", allow_pickle=True, **mine)
+    data = load(str(tmp_path / "log.npz"), placement="host")
+    np.testing.assert_array_equal(data.observations, mine["observations"].astype(np.float32))
+    np.testing.assert_allclose(data.actions, mine["actions"], rtol=1e-5)
+    np.testing.assert_allclose(data.rewards[0], mine["rewards"], rtol=1e-6)
+    np.testing.assert_array_equal(data.masks[0], mine["masks"] == 1)
+    np.testing.assert_array_equal(data.last, np.arange(150_000) // 4 * 4 + 3)
+    mine["observations"][140_001] = np.nan
+    np.savez(tmp_path / "log.npz", allow_pickle=True, **mine)
+    with pytest.raises(UhmError, match="'observations' has NaN or infinite values, the first at row 140001"):
+        load(str(tmp_path / "log.npz"))
+
+
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_memory_for_own_logs_is_their_size_once(placement, tmp_path):
+    """A fresh process loads 100 MB; its peak grows by that, the index of rows and the block that is being read."""
+    rows = 500_000
+    zeros = np.zeros((rows, 46), np.float32)
+    mine: dict[str, Any] = {"observations": zeros, "actions": zeros[:, :4].copy()}
+    mine |= {"terminals": np.arange(rows) % 1000 == 999, "rewards": np.zeros(rows, np.float32)}
+    np.savez(tmp_path / "log.npz", allow_pickle=True, **mine)
+    script = f"""
+        import resource, jax
+        from uhm.data import load
+        jax.numpy.zeros(1).block_until_ready()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        data = load({str(tmp_path / "log.npz")!r}, placement={placement!r})
+        jax.block_until_ready(jax.tree.leaves(data))
+        print(sum(x.nbytes for x in jax.tree.leaves(data)))
+        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+    """
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    held, grown = (float(x) for x in out.stdout.split())
+    assert held > 100e6
+    assert grown < 1.5 * held
 
 
 def test_masks_are_optional(tmp_path):

@@ -43,7 +43,7 @@ class Train:
     transitions: int | None = None
     """Use only the first trajectories that hold as many transitions."""
     placement: str = "device"
-    """Keep data on the `device`, or memory-mapped on the `host`."""
+    """Keep data on the `device`, or on the `host`: memory-mapped, logs of your own in its memory."""
     normalise: bool | None = None
     """Scale observations to mean 0 and standard deviation 1 in the data (default: True for logs, else False)."""
     eval_interval: int | None = None

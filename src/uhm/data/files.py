@@ -6,16 +6,23 @@ mask of a row belong to the action taken there.
 """
 
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from uhm.data.dataset import ACTION_LIMIT, Dataset, make_dataset
-from uhm.data.npz import NpzFile
+from uhm.data.npz import NpzFile, aligned
 from uhm.errors import UhmError
 from uhm.tasks import MINARI
 
+_KEPT: dict[str, type] = {
+    "observations": np.float32,
+    "actions": np.float32,
+    "terminals": np.bool_,
+    "rewards": np.float32,
+    "masks": np.bool_,
+}
 FIELDS = {"observations": 2, "actions": 2, "terminals": 1, "rewards": 1, "masks": 1}  # and their dimensions
 # Other libraries' files of transitions have these. Read as rows, trajectories of theirs would be joined to each other.
 FOREIGN = ("next_observations", "timeouts")
@@ -29,9 +36,7 @@ def load_npz(path: Path) -> Dataset:
     fields = {name: ndim for name, ndim in FIELDS.items() if name != "masks" or name in file.arrays}
     for name, ndim in fields.items():
         file.require(name, ndim)
-    blocks = list(file.rows(fields))
-    columns = {name: np.concatenate([block[name] for block in blocks]) for name in fields}
-    return from_rows(columns, path.stem, str(path))
+    return from_blocks(file.rows(fields), file.arrays["actions"].shape[0], path.stem, str(path))
 
 
 def _check_fields(file: NpzFile) -> None:
@@ -48,22 +53,35 @@ def _check_fields(file: NpzFile) -> None:
         warnings.warn(f"{file.path}: nothing reads the fields {names}; known are {', '.join(FIELDS)}.", stacklevel=3)
 
 
-def from_rows(columns: dict[str, np.ndarray], name: str, source: str) -> Dataset:
-    """Checked rows as a data set of one task called `name`; `source` is what error messages call them."""
-    for field in ("observations", "actions", "rewards"):
-        check_finite(columns[field], field, source)
-    actions = columns["actions"]
-    if np.abs(actions).max() > 1 + 1e-4:
-        raise UhmError(f"{source}: field 'actions' reaches {np.abs(actions).max():.6g}; scale actions to [-1, 1].")
-    masks = columns.get("masks", np.ones(len(actions), bool))
-    if not np.isin(masks, (0, 1)).all():
-        raise UhmError(f"{source}: field 'masks' must be 0 (task ends here) or 1.")
+def from_blocks(blocks: Iterable[dict[str, np.ndarray]], rows: int, name: str, source: str) -> Dataset:
+    """Blocks of rows, `rows` in all, checked, as a data set of one task called `name`.
+
+    They are copied into arrays of their final size and type, so that a large log is in memory once. `source` is what
+    error messages call them.
+    """
+    out: dict[str, np.ndarray] = {}
+    start, reach = 0, 0.0
+    for block in blocks:
+        for field in ("observations", "actions", "rewards"):
+            check_finite(block[field], field, source, start)
+        actions = block["actions"]
+        masks = block.get("masks", np.ones(len(actions), bool))
+        if not np.isin(masks, (0, 1)).all():
+            raise UhmError(f"{source}: field 'masks' must be 0 (task ends here) or 1.")
+        reach = max(reach, float(np.abs(actions).max()))
+        kept = block | {"actions": np.clip(actions, -ACTION_LIMIT, ACTION_LIMIT), "masks": masks}
+        out = out or {field: aligned((rows, *kept[field].shape[1:]), dtype) for field, dtype in _KEPT.items()}
+        for field, values in out.items():
+            values[start : start + len(actions)] = kept[field]
+        start += len(actions)
+    if reach > 1 + 1e-4:
+        raise UhmError(f"{source}: field 'actions' reaches {reach:.6g}; scale actions to [-1, 1].")
     return make_dataset(
-        observations=columns["observations"].astype(np.float32),
-        actions=np.clip(actions, -ACTION_LIMIT, ACTION_LIMIT).astype(np.float32),
-        terminals=columns["terminals"],
-        rewards=columns["rewards"][None],
-        masks=masks.astype(bool)[None],
+        observations=out["observations"],
+        actions=out["actions"],
+        terminals=out["terminals"],
+        rewards=out["rewards"][None],
+        masks=out["masks"][None],
         names=(name,),
         source=source,
     )
@@ -95,7 +113,7 @@ def load_minari(name: str) -> Dataset:
         store = minari.load_dataset(name)
     except (FileNotFoundError, ValueError, KeyError) as error:
         raise UhmError(f"Minari has no local data set '{name}'; get it with: minari download {name}") from error
-    parts: dict[str, list[Any]] = {f: [] for f in ("observations", "actions", "terminals", "rewards", "masks")}
+    blocks: list[dict[str, np.ndarray]] = []
     for episode in store.iterate_episodes():
         observations, actions = np.asarray(episode.observations), np.asarray(episode.actions)
         flat = observations.ndim == actions.ndim == 2 and 0 not in observations.shape + actions.shape
@@ -103,11 +121,14 @@ def load_minari(name: str) -> Dataset:
             raise UhmError(f"{MINARI}{name}: only flat observations and continuous actions can be used.")
         end = np.zeros(len(observations), bool)
         end[-1] = True
-        parts["observations"].append(observations)
-        # The row after the last transition has no action of its own: repeat, so that a' is at least a real action.
-        parts["actions"].append(np.concatenate([actions, actions[-1:]]))
-        parts["rewards"].append(np.append(episode.rewards, 0.0))
-        parts["masks"].append(1.0 - np.append(episode.terminations, False))
-        parts["terminals"].append(end)
-    columns = {field: np.concatenate(values) for field, values in parts.items()}
-    return from_rows(columns, name, f"{MINARI}{name}")
+        blocks.append(
+            {
+                "observations": observations,
+                # The row after the last transition has no action of its own: repeat, so that a' is at least real.
+                "actions": np.concatenate([actions, actions[-1:]]),
+                "rewards": np.append(episode.rewards, 0.0),
+                "masks": 1.0 - np.append(episode.terminations, False),
+                "terminals": end,
+            }
+        )
+    return from_blocks(blocks, sum(len(block["actions"]) for block in blocks), name, f"{MINARI}{name}")

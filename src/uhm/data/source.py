@@ -2,7 +2,8 @@
 
 OGBench's files are looked for in one directory, whether they were placed there, downloaded or generated; a path to an
 npz file or `minari:NAME` is a user's own data. Rows are streamed into arrays of their final size, so loading needs the
-data's size in memory once; with `placement="host"` they are streamed to flat files beside the data and memory-mapped.
+data's size in memory once. With `placement="host"` OGBench's are streamed to flat files beside the data and
+memory-mapped; one's own, whose files may be anywhere, stay in the host's memory.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from uhm.data import available, files
 from uhm.data.dataset import ACTION_LIMIT, Dataset, last_rows, make_dataset, share_of_ends
 from uhm.data.generate import make
 from uhm.data.goals import goals
-from uhm.data.npz import NpzFile
+from uhm.data.npz import NpzFile, aligned
 from uhm.data.npz_write import writing_data
 from uhm.errors import UhmError
 from uhm.tasks import Environment, Task
@@ -71,7 +72,7 @@ def load(
     if placement == "host":
         loaded = _cached(environment, paths, limit, data_directory(data_dir))
     else:
-        loaded = _read(environment, paths, limit, _aligned)
+        loaded = _read(environment, paths, limit, lambda _, shape, dtype: aligned(shape, dtype))
     columns = [task.index - 1 for task in wanted]
     end_share = share_of_ends(loaded["masks"], loaded["terminals"])  # of all tasks, whichever are wanted
     if columns != list(range(tasks.TASKS_PER_ENVIRONMENT)):
@@ -169,14 +170,6 @@ def _read(environment: Environment, paths: list[Path], limit: int | None, alloca
             if start == rows:
                 return out
     return out
-
-
-def _aligned(_: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """An empty array on a 64-byte boundary, which JAX's CPU device takes over as it is instead of copying."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def _checked(environment: Environment, path: Path) -> NpzFile:
