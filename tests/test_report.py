@@ -20,9 +20,9 @@ from uhm.cli import run as cli
 from uhm.errors import UhmError
 from uhm.evaluate import Episode
 from uhm.presets import Result
-from uhm.report import charts, statistics, tables, writers
+from uhm.report import charts, page, statistics, tables, writers
 from uhm.report.calibration import calibration
-from uhm.report.collect import Method, collect
+from uhm.report.collect import Member, Method, collect
 from uhm.report.tables import Cell, Row, Table, ranked
 
 REPOSITORY = Path(__file__).parent.parent
@@ -394,6 +394,28 @@ def test_learning_curves_are_means_over_seeds_then_tasks(tmp_path: Path) -> None
     dtd, uhm = chart.panels[1].curves
     assert (dtd.label, dtd.x, dtd.low) == ("DTD(λ)", [800.0, 1600.0, 2400.0], None)
     assert uhm.y[0] == pytest.approx(11)
+
+
+def test_the_work_grows_with_the_members_and_not_with_their_square(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty settings of five tasks: each member is asked a few times for its method, and not once per method."""
+    for index, values in enumerate((range(1, 21), range(21, 41))):
+        axis = [value / 100 for value in values]
+        fake_run(tmp_path / str(index), "uhm", "cube-double-play", constant(0.5), evaluations=1, seeds=1, alpha=axis)
+    found = collect([tmp_path])
+    assert len(found.members) == 200
+    asked, method, below, folders = [], Member.method.fget, page._below, []
+    assert method is not None
+    monkeypatch.setattr(Member, "method", property(lambda member: asked.append(member) or method(member)))
+    (chart,) = charts.learning_curves(found.members)
+    assert [len(panel.curves) for panel in chart.panels] == [40] * 6
+    assert len(asked) <= 3 * 200
+    monkeypatch.setattr(page, "_below", lambda runs: folders.append(runs) or below(runs))
+    asked.clear()
+    page.render(found, [], [], [])
+    assert len(asked) <= 3 * 200
+    assert len(folders) == 1
 
 
 def test_ablations_are_drawn_from_runs_that_differ_in_nothing_else(

@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from uhm.report import statistics
-from uhm.report.collect import Member, Method, Run, Value, shown
+from uhm.report.collect import Member, Method, Run, Value, several_seeds, shown
 from uhm.report.tables import ordered
 from uhm.report.writers import name
-from uhm.tasks import Environment
+from uhm.tasks import Environment, Task
 
 # One colour per agent everywhere, legible on light and dark ground; other settings take the rest in turn.
 COLOURS = {
@@ -88,8 +88,8 @@ def _success(environment: Environment, members: list[Member]) -> Chart:
     def curves(method: Method, colour: str, own: list[list[Member]]) -> list[Curve]:
         return _curve(name(method), colour, [[m.evaluations for m in task] for task in own], _bootstrap)
 
-    alone = all(len({m.seed for m in members if m.method == method}) == 1 for method in {m.method for m in members})
-    caption = "One seed, so there are no intervals." if alone else "Shaded: 95 % stratified bootstrap over seeds."
+    shaded = several_seeds(members)
+    caption = "Shaded: 95 % stratified bootstrap over seeds." if shaded else "One seed, so there are no intervals."
     panels = _by_task(environment, members, curves)
     return Chart(f"curves-{environment.name}", environment.name, caption, "gradient steps", "success, %", panels)
 
@@ -123,8 +123,10 @@ def _values(environment: Environment, members: list[Member]) -> Chart:
 
 
 def _by_environment(members: Sequence[Member]) -> list[tuple[Environment, list[Member]]]:
-    environments = list(dict.fromkeys(member.task.environment for member in members))
-    return [(e, [m for m in members if m.task.environment == e]) for e in environments]
+    found: dict[Environment, list[Member]] = {}
+    for member in members:
+        found.setdefault(member.task.environment, []).append(member)
+    return list(found.items())
 
 
 def _by_task(
@@ -133,14 +135,18 @@ def _by_task(
     curves: Callable[[Method, str, list[list[Member]]], list[Curve]],
 ) -> list[Panel]:
     """A panel for the mean over the tasks and one for each, with the curves of every method that has all of them."""
-    order = ordered({member.method for member in members})
+    by: dict[tuple[Method, Task], list[Member]] = {}
+    for member in members:
+        by.setdefault((member.method, member.task), []).append(member)
+    order = ordered({method for method, _ in by})
     colours = dict(zip(order, palette(order), strict=True))
-    wanted = [task for task in environment.tasks if any(member.task == task for member in members)]
+    run = {task for _, task in by}
+    wanted = [task for task in environment.tasks if task in run]
 
-    def lines(tasks: Sequence[Any]) -> list[Curve]:
+    def lines(tasks: Sequence[Task]) -> list[Curve]:
         found = []
         for method in order:
-            own = [[m for m in members if m.method == method and m.task == task] for task in tasks]
+            own = [by.get((method, task), []) for task in tasks]
             if all(own):
                 found += curves(method, colours[method], own)
         return found

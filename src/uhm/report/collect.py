@@ -146,6 +146,14 @@ def collect(paths: Iterable[Path]) -> Collected:
     return Collected(runs, members)
 
 
+def several_seeds(members: Iterable[Member]) -> bool:
+    """Whether any method has more than one."""
+    seeds: dict[Method, set[int]] = {}
+    for member in members:
+        seeds.setdefault(member.method, set()).add(member.seed)
+    return any(len(found) > 1 for found in seeds.values())
+
+
 def shown(value: Any) -> str:
     """A value of a setting as people write it."""
     if isinstance(value, float):

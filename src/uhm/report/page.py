@@ -11,7 +11,7 @@ from typing import Any
 
 from uhm import __version__
 from uhm.report.charts import Chart, Hint
-from uhm.report.collect import LAST, Collected, Method, Run
+from uhm.report.collect import LAST, Collected, Method, Run, several_seeds
 from uhm.report.statistics import REPLICATES
 from uhm.report.tables import MARKS, Cell, Row, Table, number
 from uhm.report.writers import NAMES, name, spread, stem
@@ -38,6 +38,7 @@ def render(collected: Collected, tables: Sequence[Table], charts: Sequence[Chart
         loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     runs, members = collected
+    below = _below(runs)
     return environment.get_template("page.html").render(
         version=__version__,
         made=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -46,14 +47,14 @@ def render(collected: Collected, tables: Sequence[Table], charts: Sequence[Chart
         charts=[{**_plain(chart), "index": index} for index, chart in enumerate(charts)],
         hints=hints,
         pictures=_pictures(runs),
-        runs=[_run(run, _below(runs)) for run in runs],
-        below=str(_below(runs)),
+        runs=[_run(run, below) for run in runs],
+        below=str(below),
         sessions=sum(len(run.sessions) for run in runs),
         versions=_versions(runs),
         last=LAST,
         replicates=REPLICATES,
         paper=any(table.has_paper for table in tables),
-        alone=all(len({m.seed for m in members if m.method == method}) < 2 for method in {m.method for m in members}),
+        alone=not several_seeds(members),
     )
 
 
