@@ -64,14 +64,14 @@ def _members(restored: "Restored", env: str, count: int, seed: int | None) -> li
 def _show(restored: "Restored", report: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from uhm.train import progress
+    from uhm.train import names, progress
 
     names = [name for name in _NUMBERS if all(name in member for member in report["members"])]
     table = Table(box=None)
     for column in ("seed", *restored.plan.axes, *names):
         table.add_column({"value": "expected", "discounted": "obtained"}.get(column, column), justify="right")
     for member in report["members"]:
-        settings = [progress.shown_value(member["hyper"][axis]) for axis in restored.plan.axes]
+        settings = [names.value(member["hyper"][axis]) for axis in restored.plan.axes]
         table.add_row(str(member["seed"]), *settings, *(f"{member[name]:.5g}" for name in names))
     what = f"{report['episodes']} episodes in {report['simulator']} at step {report['step']:,}"
     more = "; discounted return expected at their start, and obtained" if "value" in names else ""

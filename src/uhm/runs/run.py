@@ -94,6 +94,15 @@ class Run:
         self._metrics.append([record])
         self._sinks.log(step, {name: value for name, value in record.items() if name != "step"})
 
+    def tell(self, step: int, values: dict[str, Any]) -> None:
+        """Tell the sinks alone: what the run's files have in another form."""
+        self._require_lock()
+        self._sinks.log(step, plain(values))
+
+    def name_members(self, names: Sequence[str]) -> None:
+        """What sinks call the entries of values that have one per member."""
+        self._sinks.members = names
+
     def log_episodes(self, records: Iterable[dict[str, Any]]) -> None:
         """Add the episodes of one evaluation, each with its `step`, to episodes.jsonl: all of them or none."""
         self._require_lock()

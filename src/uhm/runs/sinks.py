@@ -1,7 +1,7 @@
-"""Where metrics also go: TensorBoard and Weights & Biases, each an optional extra.
+"""Where metrics and evaluations also go: TensorBoard and Weights & Biases, each an optional extra.
 
-`metrics.jsonl` is the record; a sink is a convenience, and one that breaks is dropped with a warning. Constructing a
-sink only checks that its package is there; it touches the run directory with the first values, when that exists.
+The run's own files are the record; a sink is a convenience, and one that breaks is dropped with a warning. Constructing
+a sink only checks that its package is there; it touches the run directory with the first values, when that exists.
 """
 
 import importlib
@@ -16,9 +16,14 @@ from uhm.errors import UhmError
 
 @runtime_checkable
 class Sink(Protocol):
-    """Anything that takes metrics as they come. Values are plain JSON: numbers, null, strings, lists, objects."""
+    """Anything that takes numbers as they come, which are finite and have flat names.
 
-    def log(self, step: int, values: dict[str, Any]) -> None: ...
+    A member's number is `critic_loss/task2-seed0-alpha0.03`, of a population of one just `critic_loss`. An evaluation
+    comes when it is done, some steps after it began: `eval/success`, `eval/return`, `eval/discounted` and `eval/value`,
+    named alike, with the step that was evaluated as `eval/step`. From call to call `step` never goes back.
+    """
+
+    def log(self, step: int, values: dict[str, float]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -31,11 +36,11 @@ class TensorBoard:
         self._folder = directory / "tensorboard"
         self._writer: Any = None
 
-    def log(self, step: int, values: dict[str, Any]) -> None:
+    def log(self, step: int, values: dict[str, float]) -> None:
         if self._writer is None:
             # A resumed run repeats steps after its checkpoint: `purge_step` hides the first telling of them.
             self._writer = self._package.SummaryWriter(logdir=str(self._folder), purge_step=step)
-        for name, value in scalars(values):
+        for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
@@ -52,7 +57,7 @@ class WandB:
         self._directory, self._config, self._project = directory, config, project
         self._run: Any = None
 
-    def log(self, step: int, values: dict[str, Any]) -> None:
+    def log(self, step: int, values: dict[str, float]) -> None:
         if self._run is None:
             self._run = self._package.init(
                 project=self._project,
@@ -62,7 +67,9 @@ class WandB:
                 id=self._id(),
                 resume="allow",
             )
-        self._run.log(dict(scalars(values)), step=step)
+            # What comes late is drawn where it belongs.
+            self._run.define_metric("eval/*", step_metric="eval/step")
+        self._run.log(values, step=step)
 
     def close(self) -> None:
         if self._run is not None:
@@ -80,11 +87,13 @@ class Guarded:
 
     def __init__(self, sinks: Sequence[Sink]):
         self._sinks = list(sinks)
+        self.members: Sequence[str] = ()  # their names
 
     def log(self, step: int, values: dict[str, Any]) -> None:
+        numbers = dict(scalars(values, self.members))
         for sink in tuple(self._sinks):
             try:
-                sink.log(step, values)
+                sink.log(step, numbers)
             except Exception as error:
                 self._sinks.remove(sink)
                 _warn(sink, error)
@@ -98,15 +107,19 @@ class Guarded:
                 _warn(sink, error)
 
 
-def scalars(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers among the values, flattened: the second of a list called `loss` is `loss/1`."""
+def scalars(values: dict[str, Any], members: Sequence[str] = (), prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers among plain values, flattened: the second of a list called `loss` is `loss/` and the second member.
+
+    A list of another length than that of the members has numbers for names, and a member without a name needs none.
+    """
     for name, value in values.items():
         if isinstance(value, list):
-            value = {str(index): item for index, item in enumerate(value)}
+            names = members if len(members) == len(value) else [str(index) for index in range(len(value))]
+            value = dict(zip(names, value, strict=True))
         if isinstance(value, dict):
-            yield from scalars(value, f"{prefix}{name}/")
+            yield from scalars(value, members, f"{prefix}{name}/")
         elif isinstance(value, int | float):
-            yield f"{prefix}{name}", float(value)
+            yield f"{prefix}{name}".removesuffix("/"), float(value)
 
 
 def _warn(sink: Sink, error: Exception) -> None:

@@ -22,11 +22,12 @@ from uhm.agents import Spec
 from uhm.data import Dataset, batches
 from uhm.data.source import data_directory, load, provide
 from uhm.evaluate import Episode, Evaluator, complete, make_act, means_by_step, score, success_by_step
+from uhm.evaluate.records import means
 from uhm.interrupts import interruptible
 from uhm.population import Population
 from uhm.runs import Run, params_sha256
 from uhm.runs.environment import versions
-from uhm.train import progress
+from uhm.train import names, progress
 from uhm.train.plan import Plan
 from uhm.train.restore import build, keep_spec
 
@@ -39,6 +40,7 @@ class Training:
     def __init__(self, plan: Plan, run: Run, evaluator: Evaluator | None, dataset: Dataset, spec: Spec):
         self.plan, self.run, self.evaluator = plan, run, evaluator
         self.members = plan.members()
+        run.name_members(names.labels(self.members))
         self.agent, self.hyper = build(plan, spec)
         columns = np.array([member.column for member in self.members], np.int32)
         self.data = dataset.with_task(columns)
@@ -46,6 +48,7 @@ class Training:
         self.step = 0
         self.seconds = 0.0  # of training, over all sessions
         self.pending: Future[list[Episode]] | None = None
+        self.untold: list[Episode] = []  # an evaluation that is recorded, and the sinks know nothing of
         self.success: dict[str, float] = {}
         self.thread = ThreadPoolExecutor(1, "uhm-evaluation")
 
@@ -61,9 +64,12 @@ class Training:
         latest = max((episode.step for episode in whole), default=0)
         if len(whole) < len(episodes):  # a kill cut the last one short
             self.run.drop_episodes_after(latest)
-        self._note_success([episode for episode in whole if episode.step == latest])
+        newest = [episode for episode in whole if episode.step == latest]
+        self._note_success(newest)
         if self._evaluates_at(self.step) and latest != self.step:
             self._begin_evaluation()
+        elif latest == self.step:
+            self.untold = newest  # sinks were told at a later step, and forget that when steps are repeated
 
     def go(self, update: progress.Update) -> bool:
         """Train to the end; False if the user asked to stop, after saving what there is."""
@@ -129,6 +135,7 @@ class Training:
         self.step += steps
         self.seconds += time.perf_counter() - start
         self.run.log(self.step, {"seconds": self.seconds, **values})
+        self._tell_sinks()
         self._report_frozen(before, np.asarray(self.state.alive))
         evaluates = self._evaluates_at(self.step)
         saves = self._due(self.plan.checkpoint_interval)
@@ -174,8 +181,22 @@ class Training:
             return
         episodes, self.pending = self.pending.result(), None
         self.run.log_episodes(episode.to_json() for episode in episodes)
+        self.untold = episodes
+        self._tell_sinks()
         self._note_success(episodes)
         self.run.rate(episodes[0].step, float(np.mean(list(self.success.values()))))
+
+    def _tell_sinks(self) -> None:
+        """Tell of an evaluation that came, at the step of now: some sinks drop what belongs to an earlier one."""
+        if not self.untold:
+            return
+        own: list[list[Episode]] = [[] for _ in self.members]
+        for episode in self.untold:
+            own[episode.member].append(episode)
+        found = [means(records, ("success", "return_", "discounted", "value")) for records in own]
+        values = {name: [one.get(name) for one in found] for name in dict.fromkeys(n for one in found for n in one)}
+        self.run.tell(self.step, {"eval": {"step": self.untold[0].step, **values}})
+        self.untold = []
 
     def _note_success(self, episodes: list[Episode]) -> None:
         """Remember the success per task of one evaluation."""

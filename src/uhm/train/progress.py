@@ -13,9 +13,10 @@ from rich.table import Table
 from uhm import presets, tasks
 from uhm.lines import tenths
 from uhm.population import Member
+from uhm.train import names
+from uhm.train.names import Setting
 
 Update = Callable[[int, dict[str, float]], None]
-Setting = tuple[tuple[str, Any], ...]  # hyperparameters in which members of a population differ
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def table(
         values = [100 * scores[index] for index in own]
         spread = "" if not std else f"{statistics.stdev(values):.1f}" if len(values) > 1 else "-"
         out.add_row(
-            *(name, *([_shown(setting)] if varied else [])),
+            *(name, *([names.setting(setting)] if varied else [])),
             *(f"{statistics.mean(values):.1f}", spread, str(len(own)), paper),
             *(f"{statistics.mean(column[index] for index in own):.1f}" if std else "" for column in more.values()),
         )
@@ -94,14 +95,6 @@ def table(
     if not all(alive):
         out.caption = diverged(alive)
     return Group(f"{agent}: success in %, {what}", out)  # a title of its own would be broken to the table's width
-
-
-def _shown(setting: Setting) -> str:
-    return ", ".join(f"{name}={shown_value(value)}" for name, value in setting)
-
-
-def shown_value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def diverged(alive: list[bool]) -> str:
