@@ -3,6 +3,7 @@
 import json
 import shutil
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from uhm.population import grid
 from uhm.runs.sinks import scalars
 from uhm.train import names, resume, start
 
-SETTINGS = {"steps": 40, "log_interval": 10, "eval_interval": 20, "checkpoint_interval": 20}
+SETTINGS: dict[str, Any] = {"steps": 40, "log_interval": 10, "eval_interval": 20, "checkpoint_interval": 20}
 # Tasks vary slowest, then seeds, then hyperparameters.
 NAMES = [f"task{task}-seed{seed}-alpha{alpha}" for task in (1, 2) for seed in (0, 1) for alpha in ("0.03", "30")]
 

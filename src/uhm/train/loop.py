@@ -118,7 +118,7 @@ class Training:
 
         title = f"{self.plan.agent} on {self.plan.environment.title}"
         if self.evaluator is None:
-            picture.draw_metrics(path, title, self.run.metrics())
+            picture.draw_metrics(path, title, self.members, self.run.metrics(), np.asarray(self.state.alive).tolist())
             return
         rooms = self.plan.environment is tasks.ROOMS
         walks = picture.walk_rooms(self.agent, self.state.state, self.members) if rooms else None
