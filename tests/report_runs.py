@@ -57,6 +57,33 @@ def fake_run(
     return folder
 
 
+def fake_log_run(
+    folder: Path,
+    agent: str,
+    what: str,
+    values: Callable[[Member, int], dict[str, float | None]],
+    *,
+    lines: int = 10,
+    finished: bool = True,
+    diverged: Sequence[int] = (),
+    **settings: Any,
+) -> Path:
+    """A run on logs: what a member logged at a step, and no evaluation. `lines` of the ten that were planned."""
+    plan = resolve(agent, what, **settings)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(plan.to_json()))
+    (folder / "environment.json").write_text(json.dumps({"format": 1, "sessions": [SESSION]}))
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in [plan.steps // 10 * place for place in range(1, lines + 1)]:
+            found = [values(member, step) for member in plan.members()]
+            columns = {name: [one[name] for one in found] for name in found[0]}
+            file.write(json.dumps({"step": step, "seconds": step / 100, **columns}) + "\n")
+    if finished:
+        summary = _summary(plan, [[] for _ in plan.members()], 1, diverged, None)
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
 def _known(values: Values | None, member: Member, place: int) -> dict[str, float | None]:
     if values is None:
         return {}

@@ -142,6 +142,8 @@ def test_the_command_says_how_to_get_actions(log, tmp_path, capsys):
     assert "40 steps of 1 members" in said
     assert f"load_run({str(tmp_path / 'run')!r}).policy()" in said
     assert (tmp_path / "run" / "picture.png").read_bytes()[:4] == b"\x89PNG"
+    assert said.endswith(f"page: {tmp_path / 'run' / 'report' / 'report.html'}\n")
+    assert "Own logs" in (tmp_path / "run" / "report" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,6 @@ def test_the_command_says_how_to_get_actions(log, tmp_path, capsys):
     [
         (["eval", "RUN"], "name the simulator to evaluate it in, as in --env"),
         (["imagine", "RUN"], "imagine can draw the states of known environments only"),
-        (["report", "RUN", "--out", "OUT"], "these runs learned from logs, where there is no simulator"),
         (["train", "uhm", "OUT/nowhere.npz"], "nowhere.npz: no such file"),
         (["train", "uhm", "LOG", "--transitions", "9"], "transitions and dataset are for OGBench's environments"),
         (["train", "uhm", "LOG", "--eval-episodes", "9"], "leave out eval_interval and eval_episodes"),

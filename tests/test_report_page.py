@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from report_runs import fake_run
+from report_runs import fake_log_run, fake_run
 from uhm import report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -49,6 +49,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             values=lambda task, seed, place: (-200.0 - place, -100.0 - task),
         )
     fake_run(runs / "noisy", "uhm", ["scene-noisy-task1"], lambda *_: 0.5, beta=[0.0, 1.0], finished=False)
+    # Of a long name, in a range far from 0.
+    logged = lambda m, step: {"q_mean": -1234.5 - m.seed - step / 1000, "critic_loss": 0.5 * m.hyper[0][1]}  # noqa: E731
+    fake_log_run(runs / "own", "uhm", f"{'long-' * 12}name.npz", logged, seeds=2, steps=1000, alpha=[0.1, 0.3])
     imagined = runs / "uhm" / "imagine"
     imagined.mkdir()
     (imagined / "calibration.json").write_text(json.dumps({"n": [1, 2], "uhm": [0.1, 0.3], "unit": "distance"}))
@@ -164,6 +167,24 @@ def test_what_was_expected_is_dashed_and_below_what_was_obtained(visit: Visit) -
     assert len(dashed) == len(solid) == len(AGENTS)
     assert all(top > 0 and below > 0 for _, top, below in places)
     assert min(top for _, top, _ in dashed) > max(top for _, top, _ in solid)
+
+
+@needs_browser
+def test_metrics_of_own_logs_fill_their_plots(visit: Visit) -> None:
+    """From -1236.5 to -1234.6: with 0 in sight the curves would be one flat line at the bottom."""
+    plot = visit.tab.locator("#logs .plot").first
+    plot.scroll_into_view_if_needed()
+    heights = plot.evaluate(
+        """(plot) => [...plot.querySelectorAll("path")].map((path) => path.getBoundingClientRect().height)"""
+    )
+    assert len(heights) == 4  # two lines, two ranges
+    assert max(heights) > 100
+    rows = visit.tab.locator("#logs table.members tbody tr")
+    assert rows.count() == 4
+    seeds = lambda: [row.split()[2] for row in rows.all_inner_texts()]  # noqa: E731
+    for expected in (["0", "0", "1", "1"], ["1", "1", "0", "0"]):  # -1235.5 of the one and -1236.5 of the other
+        visit.tab.locator("#logs").get_by_role("button", name="q_mean").click()
+        assert seeds() == expected
 
 
 @needs_browser

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 if TYPE_CHECKING:
+    from uhm.report.logs import Log
     from uhm.report.tables import Cell, Table
 
 _STYLES = {"above": "green", "below": "red", "same": "", "": ""}
@@ -15,7 +16,10 @@ _RANKS = {"best": "bold", "near": "underline", "": ""}
 
 @dataclasses.dataclass
 class Report:
-    """Report on runs beside the paper's numbers: a page, figures (PNG, PDF) and tables (CSV, Markdown, LaTeX)."""
+    """Report on runs beside the paper's numbers: a page, figures (PNG, PDF) and tables (CSV, Markdown, LaTeX).
+
+    Of runs on logs of your own, where nothing can be evaluated, it shows what they logged.
+    """
 
     runs: Positional[tuple[Path, ...]]
     """Run directories, or folders that contain some."""
@@ -33,7 +37,10 @@ class Report:
         rows = [row for table in made.tables for row in _overview(table, "environment")]
         # Where no setting saw all tasks of an environment, there is nothing to average.
         rows = rows or [row for table in made.tables for row in _overview(table, "task")]
-        Console().print(_table(rows))
+        if rows:
+            Console().print(_table(rows))
+        for log in made.logs:
+            Console().print(_of_logs(log))
         for mark in sorted({mark for _, cell in rows for mark in cell.marks}):
             print(f"{mark}: {MARKS[mark]}.")
         print(f"page: {made.page}; figures: {self.out / 'figures'}; tables: {self.out / 'tables'}")
@@ -79,4 +86,20 @@ def _table(rows: "list[tuple[str, Cell]]") -> Any:
                 Text(number(cell.difference, sign=True), _STYLES[cell.verdict]),
             ]
         out.add_row(*values)
+    return out
+
+
+def _of_logs(log: "Log") -> Any:
+    """What was logged last, the median over the seeds of every setting that did not diverge."""
+    from rich.table import Table
+
+    from uhm.report.logs import last, lines
+
+    out = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    out.add_column(log.title, min_width=12, overflow="fold")
+    for column in ("seeds", *log.metrics, "diverged"):
+        out.add_column(column, justify="right", no_wrap=True)
+    for line in lines(log):
+        values = ["–" if value is None else f"{value:.4g}" for value in (last(line, name) for name in log.metrics)]
+        out.add_row(line.label, str(len(line.members)), *values, str(sum(m.diverged for m in line.members)))
     return out

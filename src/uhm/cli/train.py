@@ -102,10 +102,8 @@ def _end(directory: Path, summary: dict[str, Any]) -> int:
     failed = all(member["diverged"] for member in summary["members"])
     if failed:
         print(_NOBODY, file=sys.stderr)
-    if tasks.is_own(summary["environment"]):  # nothing was evaluated that a page could show
-        if not failed:
-            print(f"its policy: uhm.train.load_run({str(directory)!r}).policy(), a function of observations")
-        return int(failed)
+    if tasks.is_own(summary["environment"]) and not failed:
+        print(f"its policy: uhm.train.load_run({str(directory)!r}).policy(), a function of observations")
     try:
         print(f"page: {report.write([directory], directory / 'report')}")
     except (UhmError, OSError) as error:

@@ -68,7 +68,8 @@ class Chart:
     y: str
     panels: list[Panel]
     percent: bool = True
-    group: Literal["curves", "values", "ablation", "model"] = "curves"
+    group: Literal["curves", "values", "ablation", "model", "logs"] = "curves"
+    zero: bool = True  # whether 0 is always in sight
 
 
 class Hint(NamedTuple):

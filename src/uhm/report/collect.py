@@ -116,7 +116,7 @@ class Collected(NamedTuple):
 
 
 def collect(paths: Iterable[Path]) -> Collected:
-    """All runs at or below `paths`. UhmError where there is none, or none that was evaluated."""
+    """All runs at or below `paths`. UhmError where there is none, or none that was evaluated or could not be."""
     paths = list(paths)
     if not paths:
         raise UhmError("name at least one run directory, or a folder of them: `uhm report runs`.")
@@ -137,11 +137,7 @@ def collect(paths: Iterable[Path]) -> Collected:
     members = _precise(members)
     runs = [_with_methods(run, members) for run in runs]
     members = _once(members)
-    if all(run.environment.own for run in runs):
-        raise UhmError(
-            "these runs learned from logs, where there is no simulator: their picture.png shows what there is."
-        )
-    if not members:
+    if not members and not any(run.environment.own for run in runs):
         raise UhmError(f"nothing to report yet: no run in {', '.join(map(str, paths))} has been evaluated.")
     return Collected(runs, members)
 
@@ -195,7 +191,10 @@ def _read(directory: Path) -> tuple[Run, list[Member]]:
     rows = summary["members"] if summary else _unfinished(directory, config)
     members = [_member(directory, config, row, summary is not None) for row in rows]
     reached = summary["steps"] if summary else max((member.reached for member in members), default=0)
-    seconds, update = _times(JsonLines(directory / "metrics.jsonl"))
+    log = JsonLines(directory / "metrics.jsonl")
+    if environment.own and summary is None:
+        reached = max((line["step"] for line in log.read()), default=0)
+    seconds, update = _times(log)
     run = Run(
         directory=directory,
         agent=config["agent"],

@@ -32,10 +32,10 @@ def draw(chart: Chart, folder: Path) -> list[Path]:
     height = 0.9 + 0.36 * max(len(panel.bars) for panel in chart.panels) if bars else 2.5
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.4 if bars else 3.3 * max(columns, 1.6), height * rows + 0.9), layout="constrained")
-        grid = figure.subplots(rows, columns, squeeze=False).flat
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, panel in zip(grid, chart.panels, strict=False):
             (_bars if panel.bars else _curves)(axes, chart, panel)
-        for axes in list(grid)[len(chart.panels) :]:
+        for axes in grid[len(chart.panels) :]:
             axes.set_visible(False)
         _legend(figure, chart)
         figure.suptitle(chart.title, fontsize=11, fontweight="bold", x=0.01, ha="left")

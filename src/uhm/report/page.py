@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from uhm import __version__
+from uhm.report import log_page
 from uhm.report.charts import Chart, Hint
 from uhm.report.collect import LAST, Collected, Method, Run, several_seeds
+from uhm.report.logs import Log, lines
 from uhm.report.statistics import REPLICATES
 from uhm.report.tables import MARKS, Cell, Row, Table, number
 from uhm.report.writers import NAMES, name, spread, stem
@@ -27,7 +29,13 @@ PICTURE_LIMIT = 6_000_000  # bytes of one picture or film; a page is to be sent 
 TYPES = {".png": "image/png", ".gif": "image/gif", ".mp4": "video/mp4"}
 
 
-def render(collected: Collected, tables: Sequence[Table], charts: Sequence[Chart], hints: Sequence[Hint]) -> str:
+def render(
+    collected: Collected,
+    tables: Sequence[Table],
+    charts: Sequence[Chart],
+    hints: Sequence[Hint],
+    logs: Sequence[Log] = (),
+) -> str:
     """The whole page as text."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
@@ -42,7 +50,8 @@ def render(collected: Collected, tables: Sequence[Table], charts: Sequence[Chart
     return environment.get_template("page.html").render(
         version=__version__,
         made=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        facts=_facts(collected),
+        facts=_facts(collected, logs),
+        logs=log_page.sections(logs),
         suites=_suites(tables),
         charts=[{**_plain(chart), "index": index} for index, chart in enumerate(charts)],
         hints=hints,
@@ -58,18 +67,21 @@ def render(collected: Collected, tables: Sequence[Table], charts: Sequence[Chart
     )
 
 
-def _facts(collected: Collected) -> list[tuple[str, str]]:
+def _facts(collected: Collected, logs: Sequence[Log]) -> list[tuple[str, str]]:
     runs, members = collected
+    own = [line for log in logs for line in lines(log)]
     seconds = sum(run.seconds or 0.0 for run in runs)
     time = f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds / 60:,.0f} min"
     counts = {
         "run": len(runs),
-        "agent": len(members),
-        "method": len({member.method for member in members}),
+        "agent": len(members) + sum(len(line.members) for line in own),
+        "method": len({member.method for member in members}) + len({line.label for line in own}),
         "environment": len({member.task.environment for member in members}),
         "task": len({member.task for member in members}),
+        "file of logs": len(logs),
     }
-    facts = [(f"{count:,}", noun + "s" * (count != 1)) for noun, count in counts.items()]
+    plural = lambda noun: "files of logs" if noun == "file of logs" else f"{noun}s"  # noqa: E731
+    facts = [(f"{count:,}", noun if count == 1 else plural(noun)) for noun, count in counts.items() if count]
     return [*facts, (time, "of training")] if seconds else facts
 
 
@@ -158,7 +170,7 @@ def _plain(chart: Chart) -> dict[str, Any]:
         for panel in chart.panels
     ]
     return {
-        **{field: getattr(chart, field) for field in ("name", "title", "caption", "x", "y", "percent", "group")},
+        **{f: getattr(chart, f) for f in ("name", "title", "caption", "x", "y", "percent", "group", "zero")},
         "panels": panels,
         "legend": [{"label": label, **look} for label, look in curves.items()],
     }
@@ -172,7 +184,9 @@ def _pictures(runs: Sequence[Run]) -> list[dict[str, Any]]:
         films = sorted(folder.glob("*.mp4")) or sorted(folder.glob("*.gif"))
         # The page draws the calibration itself.
         stills = [path for path in sorted(folder.glob("*.png")) if path.stem != "calibration"]
-        for path in (*stills, *films, run.directory / "picture.png"):
+        # And what runs on logs have in their picture.
+        of_run = () if run.environment.own else (run.directory / "picture.png",)
+        for path in (*stills, *films, *of_run):
             if path.is_file() and path.stat().st_size <= PICTURE_LIMIT:
                 kind, imagined = TYPES[path.suffix], path.parent == folder
                 what = ("imagined futures, a film" if path in films else "imagined futures") if imagined else "the run"
@@ -205,7 +219,7 @@ def _run(run: Run, below: Path) -> dict[str, Any]:
     return {
         "directory": str(run.directory.absolute().relative_to(below)),
         "method": "; ".join(name(method) for method in run.methods),
-        "environment": run.environment.name,
+        "environment": run.environment.title,
         "tasks": len(run.tasks),
         "seeds": _ranges(run.seeds),
         "reached": run.reached,

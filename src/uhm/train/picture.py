@@ -163,10 +163,10 @@ def _map(axes: Any, panel: Panel, members: Sequence[Member], walks: np.ndarray) 
     for line in panel.lines:
         for index in line.members:
             axes.plot(*walks[index].T, "-", lw=1.4, color=line.colour, alpha=0.85)
-            axes.plot(*walks[index][0], "o", ms=5, color=line.colour)
             goal = rooms.GOALS[tasks.task(members[index].task).index - 1]
-            # A panel of one task has one goal, which is nobody's.
-            axes.plot(*goal, "*", ms=15, mfc="0.25" if panel.title else line.colour, mec="white", mew=0.8)
+            colour = "0.25" if panel.title else line.colour  # one task has one start and one goal for all lines
+            axes.plot(*walks[index][0], "o", ms=5, color=colour)
+            axes.plot(*goal, "*", ms=15, mfc=colour, mec="white", mew=0.8)
     axes.set(aspect="equal", xticks=[], yticks=[])
     axes.set_title("from start (dot) to goal (star)", fontsize=9, loc="left", color="0.35")
     for spine in axes.spines.values():

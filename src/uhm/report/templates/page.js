@@ -54,7 +54,7 @@ for (const box of document.querySelectorAll(".idlers")) {
 
 // --------------------------------------------------------------- curves
 const margin = { left: 40, right: 12, top: 18, bottom: 34 };
-const short = (x) => (x >= 1e6 ? `${+(x / 1e6).toFixed(2)}M` : x >= 1e3 ? `${+(x / 1e3).toFixed(1)}k` : `${+x.toPrecision(3)}`);
+const short = (x) => (Math.abs(x) >= 1e6 ? `${+(x / 1e6).toFixed(2)}M` : Math.abs(x) >= 1e3 ? `${+(x / 1e3).toFixed(1)}k` : `${+x.toPrecision(4)}`);
 
 function ticks(low, high, count) {
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough || 1));
@@ -67,14 +67,18 @@ function ticks(low, high, count) {
 function scales(chart, curves, width, height) {
   const xs = curves.flatMap((c) => c.x), ys = curves.flatMap((c) => [...c.y, ...(c.high || []), ...(c.low || [])]);
   const x0 = 0, x1 = Math.max(...xs, 1e-9) * (chart.percent ? 1 : 1.04);
-  const y0 = Math.min(0, ...ys) * (chart.percent ? 1 : 1.08), top = Math.max(0, ...ys) * 1.08;
-  const y1 = chart.percent ? 100 : top || (y0 < 0 ? 0 : 1);
+  let y0 = Math.min(0, ...ys) * (chart.percent ? 1 : 1.08), y1 = Math.max(0, ...ys) * 1.08 || (y0 < 0 ? 0 : 1);
+  if (chart.percent) y1 = 100;
+  if (!chart.zero) { // only what there is, and a little room
+    const low = Math.min(...ys), high = Math.max(...ys), room = 0.06 * (high - low) || 0.1 * Math.abs(high) || 1;
+    [y0, y1] = [low - room, high + room];
+  }
   const inner = [margin.left, width - margin.right, height - margin.bottom, margin.top];
   return {
     x: (v) => inner[0] + ((v - x0) / (x1 - x0)) * (inner[1] - inner[0]),
     y: (v) => inner[2] + ((v - y0) / (y1 - y0)) * (inner[3] - inner[2]),
     xTicks: ticks(x0, x1, Math.max(3, Math.min(6, width / 75))),
-    yTicks: chart.percent ? [0, 25, 50, 75, 100] : ticks(y0, y1, 4),
+    yTicks: chart.percent ? [0, 25, 50, 75, 100] : ticks(y0, y1, chart.zero ? 4 : 6),
     inner,
   };
 }
