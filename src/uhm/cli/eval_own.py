@@ -66,14 +66,14 @@ def _show(restored: "Restored", report: dict[str, Any]) -> None:
 
     from uhm.train import names, progress
 
-    names = [name for name in _NUMBERS if all(name in member for member in report["members"])]
+    known = [name for name in _NUMBERS if all(name in member for member in report["members"])]
     table = Table(box=None)
-    for column in ("seed", *restored.plan.axes, *names):
+    for column in ("seed", *restored.plan.axes, *known):
         table.add_column({"value": "expected", "discounted": "obtained"}.get(column, column), justify="right")
     for member in report["members"]:
         settings = [names.value(member["hyper"][axis]) for axis in restored.plan.axes]
-        table.add_row(str(member["seed"]), *settings, *(f"{member[name]:.5g}" for name in names))
+        table.add_row(str(member["seed"]), *settings, *(f"{member[name]:.5g}" for name in known))
     what = f"{report['episodes']} episodes in {report['simulator']} at step {report['step']:,}"
-    more = "; discounted return expected at their start, and obtained" if "value" in names else ""
+    more = "; discounted return expected at their start, and obtained" if "value" in known else ""
     print(f"{report['agent']} on {report['environment']}: {what}{more}")
     progress.show(table)
