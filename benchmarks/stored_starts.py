@@ -11,6 +11,8 @@ anywhere in the data. This puts the simulator of an arm into stored states and l
     at worst      the same if an unsolved episode goes on for ever at its last reward
     solved        how many of the episodes
 
+the middle two with their standard errors over states.
+
 `error` is how far one simulated step of the stored action is from the stored one, in the median over states: the
 simulator really is where the data were if it is small.
 """
@@ -105,6 +107,11 @@ def roll(policy: Any, made: list[Any], rows: Stored, steps: int) -> tuple[np.nda
     return rewards, ends
 
 
+def _mean(values: np.ndarray) -> str:
+    """With its standard error."""
+    return f"{values.mean():.0f} ± {values.std(ddof=1) / np.sqrt(len(values)):.0f}"
+
+
 def simulators(task: tasks.Task, count: int) -> list[Any]:
     made: list[Any] = [envs.make(task).unwrapped for _ in range(count)]
     for env in made:
@@ -131,7 +138,7 @@ def main() -> None:
         error = step_error(made[0], rows)
         found = outcome(*roll(run.policy(index), made, rows, options.steps), discount)
         expected = float(np.mean(run.value(index)(rows.observations)))
-        numbers = [f"{expected:.0f}", f"{found.obtained.mean():.0f}", f"{found.at_worst.mean():.0f}"]
+        numbers = [f"{expected:.0f}", *(_mean(values) for values in (found.obtained, found.at_worst))]
         told = [member.task, str(member.seed), f"{int(run.state.step):,}", f"{error:.1g}", *numbers]
         table.add_row(*told, f"{found.solved.mean():.0%}")
         print(*told, f"{found.solved.mean():.0%}", flush=True)  # a table comes only at the end
