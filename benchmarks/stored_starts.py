@@ -31,6 +31,8 @@ from uhm.errors import UhmError
 from uhm.train import load_run
 from uhm.train.restore import Restored
 
+AT_ONCE = 20  # simulators; each takes 200 MB
+
 
 class Stored(NamedTuple):
     """Rows of the data with all that the simulator needs, and the rows after them."""
@@ -61,6 +63,13 @@ def stored(environment: tasks.Environment, data_dir: Path | None, count: int, se
         return Stored(observations[rows], file["actions"][rows], observations[rows + 1], physics)
 
 
+def parts(rows: Stored, size: int) -> list[Stored]:
+    """The same rows, at most `size` at a time."""
+    cuts = [slice(start, start + size) for start in range(0, len(rows.actions), size)]
+    s, a, after, physics = rows
+    return [Stored(s[cut], a[cut], after[cut], tuple(x[cut] for x in physics)) for cut in cuts]
+
+
 def put(env: Any, physics: tuple[np.ndarray, ...]) -> None:
     qpos, qvel, *buttons = physics
     env.set_state(qpos.astype(float), qvel.astype(float), *buttons)
@@ -89,10 +98,10 @@ def outcome(rewards: np.ndarray, ends: np.ndarray, discount: float) -> Outcome:
 
 
 def roll(policy: Any, made: list[Any], rows: Stored, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rewards and ends of `policy` from every row, each in a simulator of its own."""
-    observations = rows.observations.copy()
-    rewards, ends = np.zeros((steps, len(made))), np.full(len(made), steps)
-    for row, env in enumerate(made):
+    """Rewards and ends of `policy` from every row, each in a simulator of its own, of which there may be more."""
+    observations, count = rows.observations.copy(), len(rows.actions)
+    rewards, ends = np.zeros((steps, count)), np.full(count, steps)
+    for row, env in enumerate(made[:count]):
         put(env, tuple(part[row] for part in rows.physics))
     for step in range(steps):
         going = np.flatnonzero(ends == steps)
@@ -134,9 +143,11 @@ def main() -> None:
     rows = stored(run.plan.environment, data_dir, options.states, options.seed)
     table = Table("task", "seed", "step", "error", "expected", "obtained", "at worst", "solved", box=None)
     for index, (member, discount) in enumerate(zip(run.plan.members(), run.plan.discounts(), strict=True)):
-        made = simulators(tasks.task(member.task), options.states)
+        made = simulators(tasks.task(member.task), min(options.states, AT_ONCE))
         error = step_error(made[0], rows)
-        found = outcome(*roll(run.policy(index), made, rows, options.steps), discount)
+        rolled = [roll(run.policy(index), made, part, options.steps) for part in parts(rows, len(made))]
+        rewards, ends = (np.concatenate(one, axis=-1) for one in zip(*rolled, strict=True))
+        found = outcome(rewards, ends, discount)
         expected = float(np.mean(run.value(index)(rows.observations)))
         numbers = [f"{expected:.0f}", *(_mean(values) for values in (found.obtained, found.at_worst))]
         told = [member.task, str(member.seed), f"{int(run.state.step):,}", f"{error:.1g}", *numbers]
