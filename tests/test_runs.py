@@ -292,7 +292,7 @@ def test_a_missing_extra_says_what_to_install(
     package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UhmError, match=rf"{package} is not installed: pip install 'uhm\[{extra}\]'"):
+    with pytest.raises(UhmError, match=rf"{package} is not installed: in the clone, pip install '\.\[{extra}\]'"):
         TensorBoard(tmp_path) if extra == "tensorboard" else WandB(tmp_path, {})
 
 

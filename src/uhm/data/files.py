@@ -8,6 +8,7 @@ mask of a row belong to the action taken there.
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -103,16 +104,21 @@ def check_finite(values: np.ndarray, field: str, source: str, first_row: int = 0
     raise UhmError(f"{source}: field '{field}' has NaN or infinite values, the first at row {row}.")
 
 
-def load_minari(name: str) -> Dataset:
-    """A Minari data set with flat observations and continuous actions in [-1, 1], from Minari's local store."""
+def minari_store(name: str) -> Any:
+    """A data set in Minari's local store."""
     try:
         import minari
     except ImportError as error:
-        raise UhmError("Minari data need the extra: pip install 'uhm[minari]'.") from error
+        raise UhmError("Minari data need the extra: in the clone, pip install '.[minari]'.") from error
     try:
-        store = minari.load_dataset(name)
+        return minari.load_dataset(name)
     except (FileNotFoundError, ValueError, KeyError) as error:
         raise UhmError(f"Minari has no local data set '{name}'; get it with: minari download {name}") from error
+
+
+def load_minari(name: str) -> Dataset:
+    """A Minari data set with flat observations and continuous actions in [-1, 1], from Minari's local store."""
+    store = minari_store(name)
     blocks: list[dict[str, np.ndarray]] = []
     for episode in store.iterate_episodes():
         observations, actions = np.asarray(episode.observations), np.asarray(episode.actions)

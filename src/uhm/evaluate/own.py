@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 from jaxtyping import Float
 
+from uhm.data.files import minari_store
 from uhm.errors import UhmError
 from uhm.evaluate.records import brief, episode_seeds
 from uhm.tasks import MINARI
@@ -28,7 +29,7 @@ def simulator(name: str) -> Make:
     """What makes the environment called `name`: a Gymnasium id, `MODULE:ID` if MODULE registers it, or `minari:NAME`
     for the environment that a Minari data set was recorded in."""
     if name.startswith(MINARI):
-        return _recorded(name.removeprefix(MINARI))
+        return minari_store(name.removeprefix(MINARI)).recover_environment
     if "" not in sys.path:  # a console script does not look where the user stands
         sys.path.append("")
 
@@ -41,23 +42,12 @@ def simulator(name: str) -> Make:
     return make
 
 
-def _recorded(name: str) -> Make:
-    try:
-        import minari
-
-        return minari.load_dataset(name).recover_environment
-    except ImportError as error:
-        raise UhmError("Minari data need the extra: in the clone, pip install '.[minari]'.") from error
-    except (FileNotFoundError, ValueError, KeyError) as error:
-        raise UhmError(f"Minari has no local data set '{name}'; get it with: minari download {name}") from error
-
-
 def normalised(name: str, returns: Sequence[float]) -> list[float] | None:
     """Returns as Minari normalises them, 0 for a random policy and 1 for an expert, where it knows both."""
     import minari
 
     try:
-        return np.asarray(minari.get_normalized_score(minari.load_dataset(name), np.asarray(returns))).tolist()
+        return np.asarray(minari.get_normalized_score(minari_store(name), np.asarray(returns))).tolist()
     except ValueError:
         return None
 

@@ -107,7 +107,8 @@ def _members(run: Run) -> list[Member]:
         values = {name: [line[name][index] if name in line else None for line in lines] for name in metrics}
         # Before the summary tells, a number that is none is the sign of it.
         gone = summary[index]["diverged"] if summary else any(own[-1] is None for own in values.values())
-        hyper = {**config.get("config", {}), **config["hyper"], **dict(member.hyper)}
+        scaled = {"normalise": config.get("normalise", False)}
+        hyper = {**config.get("config", {}), **config["hyper"], **scaled, **dict(member.hyper)}
         found.append(Member(run, index, member.seed, hyper, gone, [line["step"] for line in lines], values))
     return found
 

@@ -130,4 +130,4 @@ def _extra(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UhmError(f"{module} is not installed: pip install 'uhm[{extra}]'.") from error
+        raise UhmError(f"{module} is not installed: in the clone, pip install '.[{extra}]'.") from error

@@ -33,7 +33,7 @@ def slots(device: str = "auto") -> list[Slot]:
     """One for each GPU that JAX sees here, with its share of the cores; without any, one for the CPU."""
     found = None if device == "cpu" else devices()
     if device == "gpu" and found is not None and found.platform == "cpu":
-        raise UhmError("JAX sees no GPU here: install `uhm[cuda]`, or leave out --device gpu.")
+        raise UhmError("JAX sees no GPU here: in the clone, pip install '.[cuda]', or leave out --device gpu.")
     if found is None or found.platform == "cpu":
         return [Slot("cpu", {}, "cpu", ())]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -69,7 +69,7 @@ def _train(job: Job, directory: Path) -> None:
     from uhm.train import Plan, resume, start
 
     if job.platform == "gpu" and jax.default_backend() == "cpu":
-        raise UhmError("there is a GPU, but JAX does not see it: install `uhm[cuda]`, or give --device cpu.")
+        raise UhmError("there is a GPU, but JAX does not see it: pip install '.[cuda]' in the clone, or --device cpu.")
     programs.keep()
     if (directory / "config.json").exists():
         resume(directory)
