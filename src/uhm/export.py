@@ -48,8 +48,13 @@ def export(
     index = choose(restored.plan, task, seed, member)
     if not restored.state.alive[index]:
         raise UhmError(f"member {index} diverged and has no policy worth keeping: choose another one with --member.")
-    size, policy, data = _serialised(restored, index)
-    facts = _facts(restored, index, size, _draws(policy, size))
+    state = jax.tree.map(lambda x: x[index], restored.state.state)
+
+    def policy(observations: Any, seed: Any) -> Any:
+        return restored.agent.act(state, observations, jax.random.key(seed))
+
+    size = restored.spec.observation_size
+    data, facts = _serialised(policy, size), _facts(restored, index, state, _draws(policy, size))
     paths = [out / "policy.bin", out / "policy.json"]
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -58,23 +63,16 @@ def export(
     return facts, paths
 
 
-def _serialised(restored: Restored, index: int) -> tuple[int, Callable[..., Any], bytes]:
-    """The size of an observation, the policy as a function, and as bytes."""
+def _serialised(policy: Callable[..., Any], size: int) -> bytes:
     try:
         importlib.import_module("flatbuffers")
     except ImportError:
         raise UhmError("export needs the package flatbuffers: pip install flatbuffers.") from None
-    state = jax.tree.map(lambda x: x[index], restored.state.state)
-
-    def policy(observations: Any, seed: Any) -> Any:
-        return restored.agent.act(state, observations, jax.random.key(seed))
-
-    size = restored.spec.observation_size
     rows = jax.export.symbolic_shape("rows")[0]
     inputs = jax.ShapeDtypeStruct((rows, size), np.float32), jax.ShapeDtypeStruct((), np.uint32)
     with kernels.left_out():  # the file must run anywhere
         exported = jax.export.export(jax.jit(policy), platforms=PLATFORMS)(*inputs)
-    return size, policy, bytes(exported.serialize())
+    return bytes(exported.serialize())
 
 
 def _draws(policy: Callable[..., Any], size: int) -> bool:
@@ -83,9 +81,8 @@ def _draws(policy: Callable[..., Any], size: int) -> bool:
     return bool((policy(rows, np.uint32(0)) != policy(rows, np.uint32(1))).any())
 
 
-def _facts(restored: Restored, index: int, size: int, draws: bool) -> dict[str, Any]:
+def _facts(restored: Restored, index: int, state: Any, draws: bool) -> dict[str, Any]:
     plan, member = restored.plan, restored.plan.members()[index]
-    state = jax.tree.map(lambda x: x[index], restored.state.state)
     return {
         "agent": plan.agent,
         "environment": plan.environment.title,
@@ -94,7 +91,7 @@ def _facts(restored: Restored, index: int, size: int, draws: bool) -> dict[str, 
         "member": index,
         "hyper": plan.hyper_of(member),
         "step": int(restored.state.step),
-        "observation_size": size,
+        "observation_size": restored.spec.observation_size,
         "action_size": restored.spec.action_size,
         "actions": "within [-1, 1]",
         "draws": draws,

@@ -17,6 +17,8 @@ def evaluate(restored: "Restored", run: Path, env: str | None, episodes: int, se
     """Evaluate all members and print what they got."""
     from rich.console import Console
 
+    from uhm.runs.files import plain
+
     name = restored.plan.environment.name
     env = env or (name if name.startswith(tasks.MINARI) else None)
     if env is None:
@@ -26,7 +28,7 @@ def evaluate(restored: "Restored", run: Path, env: str | None, episodes: int, se
     report = {"run": str(run), "agent": restored.plan.agent, "environment": restored.plan.environment.title}
     report |= {"simulator": env, "step": int(restored.state.step), "episodes": episodes, "members": members}
     if as_json:
-        print(json.dumps(report, indent=2))
+        print(json.dumps(plain(report), indent=2))  # a member that diverged may expect what is no number
     else:
         _show(restored, report)
     return 0

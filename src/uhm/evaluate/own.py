@@ -28,14 +28,13 @@ Of = Callable[[Any], Any]
 def simulator(name: str) -> Make:
     """What makes the environment called `name`: a Gymnasium id, `MODULE:ID` if MODULE registers it, or `minari:NAME`
     for the environment that a Minari data set was recorded in."""
-    if name.startswith(MINARI):
-        return minari_store(name.removeprefix(MINARI)).recover_environment
+    recorded = minari_store(name.removeprefix(MINARI)) if name.startswith(MINARI) else None
     if "" not in sys.path:  # a console script does not look where the user stands
         sys.path.append("")
 
     def make() -> gymnasium.Env:
         try:
-            return gymnasium.make(name)
+            return recorded.recover_environment() if recorded else gymnasium.make(name)
         except (gymnasium.error.Error, ImportError) as error:
             raise UhmError(f"cannot make the environment '{name}': {' '.join(str(error).split())}") from error
 
@@ -66,7 +65,8 @@ def episodes(
     """`count` episodes of a policy, as records: return, length, discounted, `success` if the environment says it, and
     `value`, what the critic expected at the first observation.
 
-    They depend on `seed` and `step` alone. `sizes` are those of observations and actions, which must be the run's.
+    They depend on `seed` and `step` alone, unless the policy draws. `sizes` are those of observations and actions,
+    which must be the run's.
     """
     made = [make() for _ in range(min(count, _AT_ONCE))]
     try:
