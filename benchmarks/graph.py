@@ -3,7 +3,7 @@
     pip install "jax[cuda12-local]"                     # XLA for GPUs; neither a GPU nor CUDA is needed
     python benchmarks/graph.py uhm dtd --members 1 5 25
 
-The program is compiled as the trainer would, for a GPU that is only described, so products are not tuned. What is
+The program is compiled as the trainer would, for a GPU that is only described, so matmuls are not tuned. What is
 counted is one pass of its loop: a step, or two steps of one agent alone. Two kernels depend on each other here if one
 reads what the other wrote. A chain takes as long as its kernels, however many multiprocessors idle; and where the graph
 is one kernel wide for long, it is worth looking for work that could run there but waits, because XLA put something it
@@ -153,7 +153,7 @@ def main() -> None:
     args = parser.parse_args()
     setting = Setting(hidden=tuple(args.hidden), compute_dtype=args.compute_dtype)
     table = Table(box=None)
-    for head in ("agent", "members", "kernels", "products", "fused by hand", "longest chain", "kernels wide along it"):
+    for head in ("agent", "members", "kernels", "matmuls", "fused by hand", "longest chain", "kernels wide along it"):
         table.add_column(head, justify="left" if head == "agent" else "right")
     for agent in args.agents:
         for members in args.members:

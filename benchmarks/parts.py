@@ -4,8 +4,8 @@
 
 The parts are the backup (two actors, the ODE, reward and critics), the ODE inside it, the gradient of all losses and of
 three of them alone, Adam with the slow copies, and drawing the batch. Backup, gradient of all, Adam and drawing add up
-to the update. The last rows are fifty matrix products of the hidden layers' shape, as many as the ODE has layers:
-what no arrangement of products one after the other can beat.
+to the update. The last rows are fifty matmuls of the hidden layers' shape, as many as the ODE has layers:
+what no arrangement of matmuls one after the other can beat.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def parts(members: int, setting: Setting) -> Iterator[tuple[str, Callable, Any, 
             return x
 
         start = jnp.ones((members, setting.batch_size, width), dtype)
-        yield f"{LAYERS} products, {start.dtype}", products, start, inputs
+        yield f"{LAYERS} matmuls, {start.dtype}", products, start, inputs
 
 
 def _trace(tree: Any) -> jax.Array:

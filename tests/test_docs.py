@@ -76,6 +76,11 @@ def test_the_readme_has_the_results_of_every_environment():
     assert f"\n{table}\n" in (DOCS.parent / "README.md").read_text()
 
 
+def test_the_page_of_updates_has_every_number():
+    updates = program("docs/updates.py")
+    assert (DOCS / "updates.md").read_text() == updates.page(read_json(updates.MEASURED)), "run docs/updates.py"
+
+
 def test_the_table_of_updates_is_what_was_measured():
     published = read_json(DOCS.parent / "results" / "performance" / "updates.json")
     assert published["setting"]["k_max"] == 8

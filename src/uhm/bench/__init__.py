@@ -253,7 +253,7 @@ def markdown(rows: Sequence[Row], loops: dict[str, float]) -> str:
     heads = (
         "agent",
         "members",
-        "products in",
+        "matmuls in",
         "ms / step",
         "ms / agent-step",
         "TFLOP/s",

@@ -16,7 +16,7 @@ from uhm.errors import UhmError
 
 @dataclass
 class Bench:
-    """Measure what one update costs: agents beside each other, and beside their matrix products alone."""
+    """Measure what one update costs: agents beside each other, and beside their matmuls alone."""
 
     what: Positional[Literal["update"]] = "update"
     """What to measure."""
@@ -44,7 +44,7 @@ class Bench:
     steps: int | None = None
     """Timed steps of each agent (default: 500, fewer of large networks on a CPU)."""
     compute_dtype: tuple[Literal["float32", "bfloat16"], ...] = ("float32",)
-    """Precision of matrix products, one or both."""
+    """Precision of matmuls, one or both."""
     processes: int = 1
     """Compile so many programs at once, each in a process of its own; they are measured one after the other."""
     to: Annotated[Path | None, tyro.conf.arg(name="json")] = None
@@ -157,7 +157,7 @@ def _table(rows: list[Any], setting: Any) -> Any:
     table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("agent", no_wrap=True)
     # Two short lines each: a terminal of 80 columns must show every number.
-    heads = ("mem-\nbers", "ms per\nstep", "per\nmember", "\nTFLOP/s", "products\nms", "update :\nproducts")
+    heads = ("mem-\nbers", "ms per\nstep", "per\nmember", "\nTFLOP/s", "matmuls\nms", "update :\nmatmuls")
     for head in (*heads, "of\nceiling", "\nGB", "comp.\ns"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
