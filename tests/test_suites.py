@@ -232,7 +232,7 @@ def test_hours_from_the_measurements_of_the_package():
         ("cube-triple-play", "mbtd", {}, 22.9, "measured"),  # k_max 16
         ("cube-double-play", "mbtd", {}, 18.931, "measured"),  # k_max 8
         ("cube-triple-play", "uhm", {}, (1.465 + 5.879) / 2, "scaled"),  # 15 members, between 5 and 25
-        ("cube-triple-play", "dtd", half, (0.71 + 3.021) / 2, "scaled"),
+        ("cube-triple-play", "dtd", half, (0.71 + 2.913) / 2, "scaled"),
         ("cube-double-play", "uhm", {"ablated": "beta"}, (5.879 + 2 * 21.526) / 3, "scaled"),  # 75, between 25 and 100
         ("cube-double-play", "mac", {"seeds": 40, **half}, 2 * 51.584, "scaled"),
     ):
