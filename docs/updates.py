@@ -22,8 +22,8 @@ One NVIDIA H200, networks of {hidden}, batch {batch_size}, observation {observat
 - **of ceiling**: the time that an update cannot go below, over its time. This is the larger of two times measured in
   the same run: that of its matmuls alone, on a full GPU, and that of copying its state once.
 - **GB**: what the program holds while it runs.
-- **compile**: seconds for one program, of up to 15 that were compiled side by side. A few seconds mean that it came from
-  the cache of compiled programs.
+- **compile**: seconds for one program, of up to 15 that were compiled side by side. A few seconds mean that it came
+  from the cache of compiled programs.
 """
 
 
