@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import spearmanr
+from scipy import stats
 
 from uhm import tasks
 from uhm.evaluate import make_act, rooms
@@ -61,13 +61,18 @@ def choice(members: list[dict[str, Any]], by: str) -> int:
     return chosen
 
 
+def correlation(members: list[dict[str, Any]], by: str) -> float:
+    """Spearman's, with what was obtained."""
+    found: Any = stats.spearmanr([member[by] for member in members], [member["obtained"] for member in members])
+    return float(found.statistic)
+
+
 def scores(members: list[dict[str, Any]], by: str) -> dict[str, float]:
     """How well the members of one task are told apart by it."""
     obtained = [member["obtained"] for member in members]
-    correlation = float(spearmanr([member[by] for member in members], obtained).statistic)
     error = float(np.mean(np.abs([member[by] - member["obtained"] for member in members])))
     regret = max(obtained) - obtained[choice(members, by)]
-    return {"correlation": correlation, "regret": regret, "error": error}
+    return {"correlation": correlation(members, by), "regret": regret, "error": error}
 
 
 def main() -> None:
@@ -104,9 +109,8 @@ def main() -> None:
     found = {name: {by: scores(own, by) for by in ("expected", "fitted")} for name, own in by_task.items()}
     every = {}
     for by in ("expected", "fitted"):
-        pairs = zip(*((member[by], member["obtained"]) for member in members), strict=True)
         means = {name: float(np.mean([one[by][name] for one in found.values()])) for name in ("regret", "error")}
-        every[by] = {"correlation": float(spearmanr(*pairs).statistic), **means}
+        every[by] = {"correlation": correlation(members, by), **means}
     found["all"] = every
     for name, one in found.items():
         for by, score in one.items():

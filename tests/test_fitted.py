@@ -190,11 +190,11 @@ def linear(weights):
 
 def test_targets_by_hand():
     """Each critic bootstraps from itself, at the policy's action; s' of 7 is 2 in the scale of the data."""
-    spec = spec_of(BY_HAND, 1)._replace(observation_mean=np.float32([1.0]), observation_std=np.float32([3.0]))
+    one, three = np.array([1.0], np.float32), np.array([3.0], np.float32)
+    spec = spec_of(BY_HAND, 1)._replace(observation_mean=one, observation_std=three)
     policy = WALKER._replace(act=lambda state, observations, key: state * observations / 7)
-    column = lambda *numbers: jnp.asarray(numbers, jnp.float32)  # noqa: E731
-    rows = column(7.0, 7.0)[:, None]
-    batch = Transitions(rows, rows, column(10.0, 10.0), column(1.0, 0.0), rows, rows)
+    rows, rewards, masks = jnp.full((2, 1), 7.0), jnp.full(2, 10.0), jnp.array([1.0, 0.0])
+    batch = Transitions(rows, rows, rewards, masks, rows, rows)
     critic = linear([[1.0, 0.0], [2.0, 6.0]])  # at (2, 1/2): 2 and 7
 
     def y(state):
@@ -247,10 +247,15 @@ def given(run):
     return load_run(run / "run"), load("rooms", data_dir=run / "data")
 
 
+def judged(given, where, **settings: Any):
+    restored, data = given
+    return judge(restored, data, where, **settings)
+
+
 @pytest.fixture(scope="module")
 def whole(given, run):
     """A fit that nobody stopped, and where it is."""
-    return judge(*given, run / "whole", steps=40), run / "whole"
+    return judged(given, run / "whole", steps=40), run / "whole"
 
 
 def folder_of(where):
@@ -302,8 +307,8 @@ def test_stopped_and_resumed_it_is_the_same_fit(given, whole, monkeypatch, tmp_p
 
     monkeypatch.setattr(judging, "advance", stopping)
     with pytest.raises(KeyboardInterrupt, match=r"stopped at step 12 of 40, all saved: the same command goes on\."):
-        judge(*given, tmp_path, steps=40)
-    report = judge(*given, tmp_path, steps=40)
+        judged(given, tmp_path, steps=40)
+    report = judged(given, tmp_path, steps=40)
     assert len(calls) == 3 + 7
     assert learned_in(tmp_path) == learned_in(whole[1])
     assert untimed(report) == untimed(whole[0])
@@ -314,13 +319,13 @@ def test_a_finished_fit_is_only_read(given, whole, monkeypatch):
     monkeypatch.setattr(judging, "advance", _none)
     monkeypatch.setattr(population, "init", _none)
     for steps in (40, 30):  # more than asked for is no less
-        assert judge(*given, where, steps=steps) == report
+        assert judged(given, where, steps=steps) == report
 
 
 def test_with_more_steps_a_finished_fit_goes_on(given, whole, tmp_path):
-    assert judge(*given, tmp_path, steps=20)["fit_steps"] == 20
+    assert judged(given, tmp_path, steps=20)["fit_steps"] == 20
     assert [line["step"] for line in lines(folder_of(tmp_path) / "metrics.jsonl")] == list(range(2, 22, 2))
-    report = judge(*given, tmp_path, steps=40)
+    report = judged(given, tmp_path, steps=40)
     assert [line["step"] for line in lines(folder_of(tmp_path) / "metrics.jsonl")][10:] == list(range(24, 44, 4))
     for ours, theirs in zip(report["members"], whole[0]["members"], strict=True):
         np.testing.assert_allclose(ours["critics"], theirs["critics"], rtol=1e-3)
@@ -356,7 +361,7 @@ def test_what_cannot_be_judged(given, tmp_path):
         (data, {"critics": 1}, "critics are 1, and must be at least 2"),
     ):
         with pytest.raises(UhmError, match=message):
-            judge(restored, what, tmp_path, **settings)
+            judged((restored, what), tmp_path, **settings)
     assert not list(tmp_path.iterdir())
 
 

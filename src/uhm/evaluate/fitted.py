@@ -155,7 +155,8 @@ def fit_of(
         ema_rate=column(ema_rate_of(discount) if ema_rate is None else ema_rate for discount in discounts),
     )
     if starts is None:
-        rows = np.asarray(data.observations)[first_rows(data)[:: -(-len(first_rows(data)) // _STARTS[1])]]
+        first = first_rows(data)
+        rows = np.asarray(data.observations[first[:: -(-len(first) // _STARTS[1])]])
         starts = np.broadcast_to(rows, (len(members), *rows.shape))
     # Of a policy that draws, a few start states would be judged by as few actions.
     starts = np.tile(starts, (1, -(-_STARTS[0] // starts.shape[1]), 1)).astype(np.float32)
