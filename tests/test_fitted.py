@@ -291,9 +291,10 @@ def test_a_report(given, whole):
     logged = lines(folder_of(where) / "metrics.jsonl")
     assert [line["step"] for line in logged] == list(range(4, 44, 4))
     assert logged[-1]["fitted"] == pytest.approx([member["fitted"] for member in report["members"]])
-    first, last = logged[7]["fitted"][0], report["members"][0]["fitted"]  # step 32 of 40
-    size = max(abs(last), fitted.unit(data, 0, 0.98) / 10)
-    assert report["members"][0]["moved"] == pytest.approx(abs(last - first) / size, rel=1e-4)
+    for index, member in enumerate(report["members"]):  # since step 32 of 40
+        moved = max(abs(member[name] - logged[7][name][index]) for name in ("fitted", "spread"))
+        size = max(abs(member["fitted"]), fitted.unit(data, index // 2, 0.98) / 10)
+        assert member["moved"] == pytest.approx(moved / size, rel=1e-4)
 
 
 def test_stopped_and_resumed_it_is_the_same_fit(given, whole, monkeypatch, tmp_path):

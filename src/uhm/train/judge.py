@@ -183,12 +183,12 @@ def _summary(restored: Restored, fit: Fit, state: Population, step: int, run: Ru
     means, spreads = estimates.mean(-1), fitted.spread(estimates)
     trained, alive = np.asarray(restored.state.alive), np.asarray(state.alive)
     lines, expected = run.metrics(), _expected(restored, fit)
-    early = [line["fitted"] for line in lines if line["step"] <= _SETTLED * step]
+    early = [line for line in lines if line["step"] <= _SETTLED * step]
     units, members, stored = np.asarray(fit.hyper.unit).tolist(), [], {}
     for index, (member, discount) in enumerate(zip(fit.members, run.config["discount"], strict=True)):
         told = {"fitted": float(means[index]), "spread": float(spreads[index])}
         known = alive[index] and all(map(math.isfinite, told.values()))
-        before = early[-1][index] if early and known else None
+        before = {name: early[-1][name][index] for name in told} if early and known else None
         members.append(
             {
                 "task": member.task,
@@ -199,7 +199,7 @@ def _summary(restored: Restored, fit: Fit, state: Population, step: int, run: Ru
                 **({} if expected is None else {"expected": expected[index]}),
                 **(told if known else dict.fromkeys(told)),
                 "critics": estimates[index].tolist() if known else None,
-                "moved": None if before is None else _moved(before, told["fitted"], units[index]),
+                "moved": None if before is None else _moved(before, told, units[index]),
             }
         )
         if (member.task, discount) not in stored:
@@ -219,9 +219,13 @@ def _summary(restored: Restored, fit: Fit, state: Population, step: int, run: Ru
     }
 
 
-def _moved(before: float, now: float, unit: float) -> float:
-    """By what part of its size; of a value near 0 of a tenth of the unit, for it may come from both sides."""
-    return float(abs(now - before) / max(abs(now), unit / 10))
+def _moved(before: dict[str, float], now: dict[str, float], unit: float) -> float:
+    """By what part of the estimate's size it or its spread moved, whichever moved more.
+
+    The size is at least a tenth of the unit: an estimate near 0 may come from either side. The spread counts because
+    critics begin far apart, and their mean may be steady before they have met.
+    """
+    return max(abs(now[name] - before[name]) for name in now) / max(abs(now["fitted"]), unit / 10)
 
 
 def _expected(restored: Restored, fit: Fit) -> list[float] | None:
