@@ -154,7 +154,7 @@ def test_what_has_not_settled_or_diverged_is_said(folder, capsys, monkeypatch):
     monkeypatch.setattr(judging, "judge", lambda *_, **__: report)
     told = said(capsys, folder / "run")
     assert "warning: the estimates of member 1 still moved by more than 5% over the last fifth of the steps" in told.err
-    assert "give --fit-steps more than 7." in told.err
+    assert "give --fit-steps more than 7, and doubt what never settles." in told.err
     rows = [line.split() for line in told.out.splitlines()[2:5]]
     assert rows == [
         ["0", "0", "0.1", "5", "1"],

@@ -47,7 +47,8 @@ def evaluate(
     if unsettled:
         numbers = f"member{'s' if len(unsettled) > 1 else ''} {', '.join(map(str, unsettled))}"
         words = f"the estimates of {numbers} still moved by more than {_MOVED:.0%} over the last fifth of the steps"
-        warnings.warn(f"{words}: give --fit-steps more than {report['fit_steps']}.", stacklevel=2)
+        more = f"give --fit-steps more than {report['fit_steps']}, and doubt what never settles"
+        warnings.warn(f"{words}: {more}.", stacklevel=2)
     return 0
 
 
