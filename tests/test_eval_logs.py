@@ -2,7 +2,9 @@
 
 import json
 import signal
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,6 +138,18 @@ def test_ctrl_c_and_again(folder, capsys, monkeypatch):
     again = reported(capsys, folder / "run", "--fit-steps", 30, "--discount", 0.7)
     monkeypatch.setattr(judging, "advance", None)  # nothing is left to do
     assert reported(capsys, folder / "run", "--fit-steps", 30, "--discount", 0.7) == again
+
+
+def test_an_agent_of_ones_own_needs_neither_a_discount_nor_a_value(folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parent.parent / "docs" / "examples")])
+    log, own = str(folder / "log.npz"), {"steps": 10, "hidden": (8,), "log_interval": 10}
+    train("module:bc", log, run=folder / "bc", seeds=2, **own)
+    told = said(capsys, folder / "bc", status=2)
+    assert told.err == "uhm: module:bc has no discount of its own: give --discount.\n"
+    members = reported(capsys, folder / "bc", "--fit-steps", 5, "--discount", 0.5)["members"]
+    assert all("expected" not in member and member["fitted"] is not None for member in members)
+    told = said(capsys, folder / "bc", "--fit-steps", 5, "--discount", 0.5)
+    assert told.out.splitlines()[1].split() == ["member", "seed", "fitted", "spread"]
 
 
 def report_of(numbers, **changes):
