@@ -215,3 +215,12 @@ def test_members_agree_in_any_population(tmp_path, capsys, monkeypatch):
     assert agreement.compare(compared) == 0
     assert "Other data than the reference's" in capsys.readouterr().out
     assert list(json.loads(compared.json.read_text())["forms"]) == ["float32", "five"]
+
+
+def test_judged_members_by_hand():
+    """The critic's order is the wrong one, the fit's the right one but for the best."""
+    judged = program("benchmarks/judge.py")
+    numbers = [(1.0, 3.0, 1.0), (2.0, 2.0, 5.0), (3.0, 1.0, 4.0)]
+    members = [dict(zip(("obtained", "expected", "fitted"), row, strict=True)) for row in numbers]
+    assert judged.scores(members, "expected") == pytest.approx({"correlation": -1, "regret": 2, "error": 4 / 3})
+    assert judged.scores(members, "fitted") == pytest.approx({"correlation": 0.5, "regret": 1, "error": 4 / 3})

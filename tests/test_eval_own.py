@@ -99,8 +99,12 @@ def test_the_verb(run, line, capsys):
         (["--env", "Nothing-v9"], "cannot make the environment 'Nothing-v9'"),
         (["--env", "no_such_module:X-v0"], "cannot make the environment 'no_such_module:X-v0'"),
         (["--env", "CartPole-v1"], "the environment's observations have 4 numbers, the run's 1"),
-        ([], "name the simulator to evaluate it in, as in --env"),
         (["--env", line, "--video"], "--video films known environments only"),
+        (["--env", line, "--logs", "log.npz"], "--logs is for judging by logs, without a simulator: leave out --env"),
+        (
+            ["--env", line, "--fit-steps", "9"],
+            "--fit-steps is for judging by logs, without a simulator: leave out --env",
+        ),
     ):
         assert cli.run(["eval", str(run), *flags]) == 2
         said = capsys.readouterr().err

@@ -149,7 +149,7 @@ def test_the_command_says_how_to_get_actions(log, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["eval", "RUN"], "name the simulator to evaluate it in, as in --env"),
+        (["eval", "RUN", "--logs", "rooms"], "--logs is 'rooms', and must be FILE.npz or minari:NAME"),
         (["imagine", "RUN"], "imagine can draw the states of known environments only"),
         (["train", "uhm", "OUT/nowhere.npz"], "nowhere.npz: no such file"),
         (["train", "uhm", "LOG", "--transitions", "9"], "transitions and dataset are for OGBench's environments"),

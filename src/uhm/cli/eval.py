@@ -1,4 +1,7 @@
-"""`uhm eval`: the policies of a run, evaluated again and filmed. The run is only read, also while it is training."""
+"""`uhm eval`: the policies of a run, evaluated again and filmed. The run is only read, also while it is training.
+
+Without a simulator policies are judged by logs, and the fit is kept in the run's folder.
+"""
 
 import dataclasses
 import json
@@ -14,6 +17,12 @@ if TYPE_CHECKING:
     from uhm.evaluate import Episode, Policy
     from uhm.train import Restored
 
+_OF_LOGS = ("logs", "fit_steps", "discount")  # flags of judging by logs
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
 
 @dataclasses.dataclass
 class Eval:
@@ -21,14 +30,20 @@ class Eval:
 
     run: Positional[Path]
     """Directory of the run."""
-    episodes: int = 50
-    """Episodes per member."""
+    episodes: int | None = None
+    """Episodes per member (default: 50)."""
     step: str = "last"
     """Which checkpoint: last, best (by its evaluation in training), or a step."""
     seed: int | None = None
     """Seed of all episodes (default: each member's own, as in training)."""
     env: str | None = None
     """For a run on logs: the Gymnasium id of a simulator, or MODULE:ID (default of minari:NAME: the recorded one)."""
+    logs: str | None = None
+    """For a run on logs without a simulator: judge by FILE.npz or minari:NAME (default: what it learned from)."""
+    fit_steps: int | None = None
+    """Steps of fitted Q evaluation, which is how logs judge (default: 50000)."""
+    discount: float | None = None
+    """Discount by which logs judge all members (default: each member's own)."""
     video: bool = False
     """Film one episode per task, and per value where hyperparameters differ, into RUN/videos."""
     json: bool = False
@@ -41,13 +56,9 @@ class Eval:
 
         restored = load_run(self.run, as_step(self.step))
         if restored.plan.environment.own:
-            if self.video:
-                raise UhmError("--video films known environments only: leave it out for a run on logs.")
-            from uhm.cli import eval_own
-
-            return eval_own.evaluate(restored, self.run, self.env, self.episodes, self.seed, self.json)
-        if self.env is not None:
-            raise UhmError(f"--env is for runs on logs: {self.run} is evaluated in {restored.plan.environment.name}.")
+            return self._on_logs(restored)
+        where = f"{self.run} is evaluated in {restored.plan.environment.name}"
+        self._refuse(("env", *_OF_LOGS), f"is for runs on logs: {where}.")
         policy, episodes = self._evaluate(restored)
         report = self._report(restored, episodes)
         if not self.json:
@@ -60,10 +71,38 @@ class Eval:
         return 0 if filmed else 1
 
     def _check(self) -> None:
-        if self.episodes < 1:
-            raise UhmError(f"--episodes is {self.episodes}, and must be at least 1.")
+        for flag in ("episodes", "fit_steps"):
+            if getattr(self, flag) is not None and getattr(self, flag) < 1:
+                raise UhmError(f"{_flag(flag)} is {getattr(self, flag)}, and must be at least 1.")
         if self.seed is not None and self.seed < 0:
             raise UhmError(f"--seed is {self.seed}, and must not be negative.")
+        if self.discount is not None and not 0 < self.discount < 1:
+            raise UhmError(f"--discount is {self.discount:g}, and must be in (0, 1).")
+
+    def _on_logs(self, restored: "Restored") -> int:
+        """In a simulator if there is one, else by the logs themselves."""
+        from uhm import tasks
+        from uhm.cli import eval_logs, eval_own
+
+        if self.video:
+            raise UhmError("--video films known environments only: leave it out for a run on logs.")
+        recorded = restored.plan.environment.name.startswith(tasks.MINARI) and self.logs is None
+        if self.env is None and not recorded:
+            self._refuse(("episodes", "seed"), "is for simulators, and none is named: leave it out, or give --env.")
+            given = self.logs, self.fit_steps, self.discount
+            return eval_logs.evaluate(restored, self.run, self.step, *given, self.json)
+        instead = "leave out --env" if self.env is not None else f"give --logs {restored.plan.environment.name}"
+        self._refuse(_OF_LOGS, f"is for judging by logs, without a simulator: {instead}, or leave it out.")
+        return eval_own.evaluate(restored, self.run, self.env, self._episodes, self.seed, self.json)
+
+    def _refuse(self, flags: tuple[str, ...], why: str) -> None:
+        for flag in flags:
+            if getattr(self, flag) is not None:
+                raise UhmError(f"{_flag(flag)} {why}")
+
+    @property
+    def _episodes(self) -> int:
+        return 50 if self.episodes is None else self.episodes
 
     def _evaluate(self, restored: "Restored") -> "tuple[Policy, list[Episode]]":
         import jax
@@ -77,7 +116,7 @@ class Eval:
         key = jax.random.key(step)
         policy = make_act(agent.act, state.state, key, observation_size=size, agent_value=agent.value)
         seeds = [member.seed if self.seed is None else self.seed for member in members]
-        with Evaluator([tasks.task(member.task) for member in members], episodes=self.episodes) as evaluator:
+        with Evaluator([tasks.task(member.task) for member in members], episodes=self._episodes) as evaluator:
             return policy, evaluator.run(policy, seeds=seeds, step=step, discounts=plan.discounts())
 
     def _report(self, restored: "Restored", episodes: "list[Episode]") -> dict[str, Any]:
@@ -105,7 +144,7 @@ class Eval:
             "agent": plan.agent,
             "environment": plan.environment.name,
             "step": int(state.step),
-            "episodes": self.episodes,
+            "episodes": self._episodes,
             "success": {name: float(np.mean(values)) for name, values in tasks.items()},
             "members": members,
         }
@@ -119,7 +158,7 @@ class Eval:
         known = all("value" in member for member in report["members"])
         more = {"expected": column("value"), "obtained": column("discounted")} if known else {}
         alive = [not member["diverged"] for member in report["members"]]
-        what = f"{self.episodes} episodes at step {report['step']:,}"
+        what = f"{self._episodes} episodes at step {report['step']:,}"
         if known:
             what += "; discounted return expected at their start, and obtained"
         about = restored.plan.agent, restored.plan.members(), column("success"), alive, what

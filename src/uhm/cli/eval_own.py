@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uhm import tasks
-from uhm.errors import UhmError
 
 if TYPE_CHECKING:
     from uhm.train import Restored
@@ -14,15 +13,12 @@ _NUMBERS = ("return", "normalised", "length", "success", "value", "discounted")
 
 
 def evaluate(restored: "Restored", run: Path, env: str | None, episodes: int, seed: int | None, as_json: bool) -> int:
-    """Evaluate all members and print what they got."""
+    """Evaluate all members and print what they got; `env` may be left out for logs called `minari:NAME`."""
     from rich.console import Console
 
     from uhm.runs.files import plain
 
-    name = restored.plan.environment.name
-    env = env or (name if name.startswith(tasks.MINARI) else None)
-    if env is None:
-        raise UhmError(f"{run} learned from logs: name the simulator to evaluate it in, as in --env Pendulum-v1.")
+    env = env or restored.plan.environment.name  # Minari knows where it was recorded
     with Console(stderr=True).status(f"{episodes} episodes of each member in {env} ..."):
         members = _members(restored, env, episodes, seed)
     report = {"run": str(run), "agent": restored.plan.agent, "environment": restored.plan.environment.title}

@@ -104,6 +104,23 @@ def _program(
     """`of_state(state, observations, key)`, compiled once a run."""
     import jax
 
+    used, of_leaves = _of_leaves(of_state, structure, shapes, observation_size)
+
+    def one(leaves: list[Any], observations: Any, key: Any, count: Any, member: Any) -> Any:
+        return of_leaves(leaves, observations, jax.random.fold_in(jax.random.fold_in(key, count), member))
+
+    return _Program(used, jax.jit(jax.vmap(one, in_axes=(0, 0, None, None, 0))), jax.jit(one))
+
+
+def _of_leaves(
+    of_state: Callable[..., Any],
+    structure: Any,
+    shapes: tuple[tuple[tuple[int, ...], Any], ...],
+    observation_size: int | None,
+) -> tuple[list[int], Callable[..., Any]]:
+    """Which leaves of a state `of_state` reads (without `observation_size` all), and it as a function of these."""
+    import jax
+
     blank: list[Any] = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
 
     def whole(leaves: list[Any], observations: Any, key: Any) -> Any:
@@ -117,13 +134,23 @@ def _program(
         read |= {id(variable) for variable in jaxpr.outvars}
         used = [i for i in used if id(jaxpr.invars[i]) in read]
 
-    def one(leaves: list[Any], observations: Any, key: Any, count: Any, member: Any) -> Any:
+    def of_leaves(leaves: list[Any], observations: Any, key: Any) -> Any:
         everything = list(blank)
         for i, leaf in zip(used, leaves, strict=True):
             everything[i] = leaf
-        return whole(everything, observations, jax.random.fold_in(jax.random.fold_in(key, count), member))
+        return whole(everything, observations, key)
 
-    return _Program(used, jax.jit(jax.vmap(one, in_axes=(0, 0, None, None, 0))), jax.jit(one))
+    return used, of_leaves
+
+
+def narrowed(of_state: Callable[..., Any], states: Any, observation_size: int) -> tuple[Any, list[Any]]:
+    """`of_state` as a function of what it reads of a state, and that of the stacked `states`: not copied."""
+    import jax
+
+    leaves, structure = jax.tree.flatten(states)
+    shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+    used, of_leaves = _of_leaves(of_state, structure, shapes, observation_size)
+    return of_leaves, [leaves[i] for i in used]
 
 
 def by_member(members: Int[np.ndarray, " rows"], acting: Bool[np.ndarray, " rows"]) -> Groups:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from uhm import population, tasks
-from uhm.agents import Spec
+from uhm.agents import Agent, Spec
 from uhm.data import Dataset, batches
 from uhm.data.source import data_directory, load, provide
 from uhm.evaluate import Episode, Evaluator, complete, make_act, means_by_step, score, success_by_step
@@ -130,7 +130,7 @@ class Training:
         # Chunks end at multiples of the log interval whatever the run was resumed from, so the programs are the same.
         steps = min(self.plan.log_interval - self.step % self.plan.log_interval, self.plan.steps - self.step)
         before = np.asarray(self.state.alive)
-        self.state, metrics = self._advance(steps)
+        self.state, metrics = advance(self.agent, self.state, self.hyper, self.data, steps)
         values = {name: np.asarray(value).tolist() for name, value in jax.device_get(metrics).items()}
         self.step += steps
         self.seconds += time.perf_counter() - start
@@ -145,19 +145,6 @@ class Training:
             self.run.save(self.step, self.state)
         if evaluates:
             self._begin_evaluation()
-
-    def _advance(self, steps: int) -> tuple[Population, Any]:
-        if not self.data.on_host:
-            return population.advance(self.agent, self.state, self.hyper, self.data, steps)
-        keys = population.sample_keys(self.state, steps)
-        pieces = [keys[start : start + _HOST_STEPS] for start in range(0, steps, _HOST_STEPS)]
-        state, total = self.state, None
-        # The next piece is gathered while the device works on this one.
-        for piece, gathered in zip(pieces, batches(self.agent.sample, self.data, pieces), strict=True):
-            state, metrics = population.advance_on(self.agent, state, self.hyper, gathered)
-            share = {name: value * (len(piece) / steps) for name, value in metrics.items()}
-            total = {name: value + (total[name] if total else 0.0) for name, value in share.items()}
-        return state, total
 
     def _due(self, interval: int) -> bool:
         """Whether a multiple of `interval` was passed in the last chunk, or the run has ended."""
@@ -211,6 +198,21 @@ class Training:
                 f"{self.step} and was frozen{'; the others go on' if after.any() else ''}.",
                 stacklevel=2,
             )
+
+
+def advance(agent: Agent, state: Population, hyper: Any, data: Dataset, steps: int) -> tuple[Population, Any]:
+    """`steps` updates of every member, wherever the data are."""
+    if not data.on_host:
+        return population.advance(agent, state, hyper, data, steps)
+    keys = population.sample_keys(state, steps)
+    pieces = [keys[start : start + _HOST_STEPS] for start in range(0, steps, _HOST_STEPS)]
+    total = None
+    # The next piece is gathered while the device works on this one.
+    for piece, gathered in zip(pieces, batches(agent.sample, data, pieces), strict=True):
+        state, metrics = population.advance_on(agent, state, hyper, gathered)
+        share = {name: value * (len(piece) / steps) for name, value in metrics.items()}
+        total = {name: value + (total[name] if total else 0.0) for name, value in share.items()}
+    return state, total
 
 
 @contextmanager

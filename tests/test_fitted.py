@@ -1,0 +1,377 @@
+"""Fitted Q evaluation: against values from linear equations, against returns in the logs, and by hand."""
+
+import math
+import signal
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from small_runs import lines, make_data, small_plan, small_run
+from uhm import nets, population
+from uhm.agents import Agent, spec_of
+from uhm.data import load
+from uhm.data.dataset import make_dataset
+from uhm.data.sampling import Transitions
+from uhm.errors import UhmError
+from uhm.evaluate import fitted
+from uhm.population import Member
+from uhm.runs.files import read_json
+from uhm.train import judge as judging
+from uhm.train import load_run
+from uhm.train.judge import best, judge
+
+PLACES, GAMMA = 5, 0.9
+RIGHT = np.minimum(np.arange(PLACES) + 1, PLACES - 1)
+LEFT = np.maximum(np.arange(PLACES) - 1, 0)
+REWARDS = np.array([[0.0, -1.0], [2.0, 0.5], [-1.0, 0.0], [0.3, -2.0], [1.0, 4.0]])  # left and right of every place
+CONFIG = fitted.Config(hidden=(32,), batch_size=64)
+
+
+def step(place, right):
+    """The line of places: what comes next, the reward, and whether the task goes on. It ends in the last place."""
+    return (RIGHT if right else LEFT)[place], REWARDS[place, int(right)], place != PLACES - 1
+
+
+def walk(go_right, trajectories, length, seed=0):
+    """Logs of places as one-hot rows in two tasks, of which the second pays a thousand times as much.
+
+    A trajectory goes on from the first place after the task has ended, as OGBench's do.
+    """
+    rng, rows = np.random.default_rng(seed), []
+    for _ in range(trajectories):
+        place = rng.integers(PLACES)
+        for count in range(length):
+            right = rng.random() < go_right[place]
+            following, reward, goes_on = step(place, right)
+            rows.append((place, 1.0 if right else -1.0, reward, goes_on, count == length - 1))
+            place = following if goes_on else 0
+    places, actions, rewards, masks, ends = (np.array(column) for column in zip(*rows, strict=True))
+    observations, actions = np.eye(PLACES, dtype=np.float32)[places], actions.astype(np.float32)[:, None]
+    paid = np.stack([rewards, 1000 * rewards]).astype(np.float32)
+    return make_dataset(observations, actions, ends, paid, np.stack([masks, masks]), ("line", "rich"))
+
+
+def exact(go_right):
+    """Q of a policy that goes right with these probabilities, by solving its linear equations: [places, 2]."""
+    size = 2 * PLACES
+    P, r = np.zeros((size, size)), np.zeros(size)
+    for place in range(PLACES):
+        for right in (0, 1):
+            following, r[2 * place + right], goes_on = step(place, right)
+            P[2 * place + right, 2 * following] = goes_on * (1 - go_right[following])
+            P[2 * place + right, 2 * following + 1] = goes_on * go_right[following]
+    return np.linalg.solve(np.eye(size) - GAMMA * P, r).reshape(PLACES, 2)
+
+
+def value(go_right, data):
+    """The same as V, the mean over the places where trajectories begin."""
+    places = np.asarray(data.observations)[fitted.first_rows(data)].argmax(-1)
+    q = exact(go_right)
+    return float(((1 - go_right) * q[:, 0] + go_right * q[:, 1])[places].mean())
+
+
+def draw(state, observations, key):
+    """A policy whose state is how likely it goes right in each place."""
+    return 2.0 * jax.random.bernoulli(key, observations @ state["right"])[..., None] - 1.0
+
+
+def _none(*_: Any) -> Any:
+    raise AssertionError
+
+
+WALKER = Agent(_none, _none, _none, draw)  # type: ignore[arg-type]
+
+
+def fit_of(policies, columns, data, discount=GAMMA, **settings):
+    """`hidden` is a part of the state that no action depends on."""
+    states = {"right": jnp.asarray(policies, jnp.float32), "hidden": jnp.zeros((len(policies), 1000))}
+    members = [Member(data.names[column], column, 0) for column in columns]
+    settings = {"config": CONFIG, "learning_rate": 3e-3, "ema_rate": 0.05, **settings}
+    return fitted.fit_of(
+        WALKER, states, spec_of(data, 1), members, data.to_device(), [discount] * len(members), **settings
+    )
+
+
+def estimated(fit, steps):
+    pop = population.init(fit.agent, fit.members, fit.hyper)
+    pop, _ = population.advance(fit.agent, pop, fit.hyper, fit.data, steps)
+    return np.asarray(fit.estimates(pop, fit.hyper, fit.starts)), pop
+
+
+RANDOM = np.full(PLACES, 0.5)
+POLICIES = np.array([[1.0, 1, 1, 1, 1], [1, 0, 1, 1, 0], [0.5, 0.5, 0.5, 0.5, 0.5], [1, 1, 1, 1, 1]])
+COLUMNS = [0, 0, 0, 1]
+
+
+@pytest.fixture(scope="module")
+def logs():
+    return walk(RANDOM, 60, 20)
+
+
+@pytest.fixture(scope="module")
+def learned(logs):
+    fit = fit_of(POLICIES, COLUMNS, logs)
+    return fit, *estimated(fit, 2000)
+
+
+def test_values_are_those_of_the_linear_equations(learned, logs):
+    """Of policies that did not write the logs, two of them settled and one random; rewards 1000 times as large too."""
+    _, estimates, pop = learned
+    true = np.array([value(policy, logs) for policy in POLICIES]) * np.array([1, 1, 1, 1000])
+    assert np.abs(np.subtract.outer(true[:3], true[:3]))[np.triu_indices(3, 1)].min() > 0.1  # policies that differ
+    np.testing.assert_allclose(estimates[[0, 1, 3]], np.repeat(true[[0, 1, 3], None], 3, 1), rtol=0.01)
+    np.testing.assert_allclose(estimates[2], true[2], rtol=0.1)  # whose targets are drawn: it goes up and down
+    assert (fitted.spread(estimates) > 0).all()
+    assert np.asarray(pop.alive).all()
+
+
+def test_a_member_is_judged_as_if_alone(learned, logs):
+    _, estimates, _ = learned
+    alone, _ = estimated(fit_of(POLICIES[1:3], COLUMNS[1:3], logs), 2000)
+    np.testing.assert_allclose(alone, estimates[1:3], rtol=1e-3)
+    assert np.abs(estimates[1] - estimates[2]).min() > 0.1
+
+
+def test_the_behaviours_own_policy_is_worth_what_the_logs_got():
+    """All of it, for every trajectory is as long as the task."""
+    policy = np.ones(PLACES)
+    logs = walk(policy, 40, 12)
+    got = fitted.stored(logs, 0, GAMMA)
+    assert (got.trajectories, got.cut) == (40, 0)
+    assert got.mean == pytest.approx(value(policy, logs), rel=1e-6)
+    estimates, _ = estimated(fit_of(policy[None], [0], logs), 1000)
+    np.testing.assert_allclose(estimates, got.mean, rtol=0.01)
+
+
+def test_a_policy_that_is_no_number_spoils_only_its_own(logs):
+    policies = np.array([np.full(PLACES, np.nan), POLICIES[0]])
+    act = lambda state, observations, key: observations @ state["right"][:, None]  # noqa: E731
+    states, members = {"right": jnp.asarray(policies, jnp.float32)}, [Member("line", 0, seed) for seed in (0, 1)]
+    agent = WALKER._replace(act=act)
+    fit = fitted.fit_of(agent, states, spec_of(logs, 1), members, logs.to_device(), [GAMMA] * 2, CONFIG)
+    estimates, pop = estimated(fit, 20)
+    assert np.asarray(pop.alive).tolist() == [False, True]
+    assert np.isfinite(estimates[1]).all()
+
+
+# ------------------------------------------------------------------------------------------------------------ by hand
+
+# Two trajectories; in the first the task ends in the second row and the rewards go on, the second is cut.
+BY_HAND = make_dataset(
+    np.arange(7, dtype=np.float32)[:, None],
+    np.zeros((7, 1), np.float32),
+    np.array([0, 0, 0, 1, 0, 0, 1], bool),
+    np.array([[1.0, 2.0, 8.0, 64.0, 4.0, -8.0, 64.0]]),
+    np.array([[1, 0, 1, 1, 1, 1, 1]], bool),
+    ("t",),
+)
+
+
+def test_returns_and_their_size_by_hand():
+    """gamma 1/2: 8, 2 (nothing after the end), 1 + 2/2; -8, 4 - 8/2. The last rows have no step."""
+    np.testing.assert_array_equal(fitted.returns(BY_HAND, 0, 0.5), [2, 2, 8, 0, 0, -8, 0])
+    assert fitted.first_rows(BY_HAND).tolist() == [0, 4]
+    assert fitted.unit(BY_HAND, 0, 0.5) == pytest.approx(math.sqrt((4 + 4 + 64 + 0 + 64) / 5))
+    # Of 2 and 0 the mean is 1, the standard deviation sqrt(2) and so the standard error 1.
+    assert fitted.stored(BY_HAND, 0, 0.5) == pytest.approx((1.0, 1.0, 2, 1))
+    silent = eqx.tree_at(lambda d: d.rewards, BY_HAND, np.zeros((1, 7), np.int8))
+    assert fitted.unit(silent, 0, 0.5) == 1.0
+
+
+def linear(weights):
+    """Critics Q_e(s, a) = w_e . (s, a)."""
+    critic = nets.Critic(1, 1, jax.random.key(0), hidden=(), members=len(weights))
+    return eqx.tree_at(lambda c: c.ensemble.layers[0].weight, critic, jnp.asarray(weights, jnp.float32)[..., None])
+
+
+def test_targets_by_hand():
+    """Each critic bootstraps from itself, at the policy's action; s' of 7 is 2 in the scale of the data."""
+    one, three = np.array([1.0], np.float32), np.array([3.0], np.float32)
+    spec = spec_of(BY_HAND, 1)._replace(observation_mean=one, observation_std=three)
+    policy = WALKER._replace(act=lambda state, observations, key: state * observations / 7)
+    rows, rewards, masks = jnp.full((2, 1), 7.0), jnp.full(2, 10.0), jnp.array([1.0, 0.0])
+    batch = Transitions(rows, rows, rewards, masks, rows, rows)
+    critic = linear([[1.0, 0.0], [2.0, 6.0]])  # at (2, 1/2): 2 and 7
+
+    def y(state):
+        hyper = fitted.Hyper(policy=state, discount=0.5, unit=5.0)
+        return fitted.target(policy, spec, critic, hyper, batch, jax.random.key(0))
+
+    np.testing.assert_allclose(y(jnp.float32(0.5)), [[3.0, 2.0], [5.5, 2.0]], rtol=1e-6)
+    assert jax.grad(lambda state: y(state).sum())(jnp.float32(0.5)) == 0.0
+
+
+def test_critics_share_nothing_and_the_policy_stays(logs):
+    fit = fit_of(POLICIES[:1], [0], logs)
+    before = np.array(fit.hyper.policy[0])
+    one = jax.tree.map(lambda x: x[0], fit.hyper)
+    key_init, key_sample, key_update = jax.random.split(jax.random.key(0), 3)
+    state = fit.agent.init(key_init, one)
+    batch = fit.agent.sample(logs.to_device(), key_sample)
+    other = state._replace(targets=jax.tree.map(lambda x: x.at[0].add(1.0), state.targets))
+    (new, _), (changed, _) = (fit.agent.update(s, one, batch, key_update) for s in (state, other))
+    same = [
+        np.array_equal(a[1:], b[1:]) for a, b in zip(*map(jax.tree.leaves, (new.params, changed.params)), strict=True)
+    ]
+    assert all(same)
+    assert not np.array_equal(jax.tree.leaves(new.params)[0][0], jax.tree.leaves(changed.params)[0][0])
+    # They begin differently, or they would agree without knowing anything.
+    weights = np.asarray(state.params.critic.ensemble.layers[0].weight)
+    assert np.abs(weights[0] - weights[1]).min(initial=1, where=weights[0] != 0) > 0
+    np.testing.assert_array_equal(fit.hyper.policy[0], before)
+    assert len(fit.hyper.policy) == 1  # the other part of the state is not carried along
+
+
+def test_target_networks_move_sooner_where_more_steps_count():
+    rates = [fitted.ema_rate_of(discount) for discount in (0.9, 0.98, 0.99, 0.999, 0.9999)]
+    np.testing.assert_allclose(rates, [0.005, 0.005, 0.01, 0.1, 0.1])
+
+
+# --------------------------------------------------------------------------------------------------------- of a run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("judged")
+    small_run(folder / "run", small_plan(make_data(folder / "data"), alpha=[0.1, 10.0], steps=20))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def given(run):
+    """What is judged, and by what. The data have all five tasks, the run the first two."""
+    return load_run(run / "run"), load("rooms", data_dir=run / "data")
+
+
+def judged(given, where, **settings: Any):
+    restored, data = given
+    return judge(restored, data, where, **settings)
+
+
+@pytest.fixture(scope="module")
+def whole(given, run):
+    """A fit that nobody stopped, and where it is."""
+    return judged(given, run / "whole", steps=40), run / "whole"
+
+
+def folder_of(where):
+    (folder,) = (where / "fitted").iterdir()
+    return folder
+
+
+def learned_in(where):
+    """The digest of all that a fit learned, and what it logged."""
+    folder = folder_of(where)
+    log = [
+        {name: value for name, value in line.items() if name != "seconds"} for line in lines(folder / "metrics.jsonl")
+    ]
+    return read_json(folder / "checkpoints" / "40" / "manifest.json")["sha256"], log
+
+
+def untimed(report):
+    return {name: value for name, value in report.items() if name != "wall_time"}
+
+
+def test_a_report(given, whole):
+    (restored, data), (report, where) = given, whole
+    assert [(m["task"], m["hyper"]["alpha"]) for m in report["members"]] == [
+        (f"rooms-task{task}", alpha) for task in (1, 2) for alpha in (0.1, 10.0)
+    ]
+    assert [stored["task"] for stored in report["stored"]] == ["rooms-task1", "rooms-task2"]
+    starts = np.asarray(data.observations)[fitted.first_rows(data)]
+    for index, member in enumerate(report["members"]):
+        assert member["expected"] == pytest.approx(float(np.mean(restored.value(index)(starts))), rel=1e-4)
+        assert member["fitted"] == pytest.approx(np.mean(member["critics"]), rel=1e-5)
+        assert member["spread"] == pytest.approx(np.std(member["critics"], ddof=1), rel=1e-3)
+        assert member["discount"] == 0.98
+    logged = lines(folder_of(where) / "metrics.jsonl")
+    assert [line["step"] for line in logged] == list(range(4, 44, 4))
+    assert logged[-1]["fitted"] == pytest.approx([member["fitted"] for member in report["members"]])
+    for index, member in enumerate(report["members"]):  # since step 32 of 40
+        moved = max(abs(member[name] - logged[7][name][index]) for name in ("fitted", "spread"))
+        size = max(abs(member["fitted"]), fitted.unit(data, index // 2, 0.98) / 10)
+        assert member["moved"] == pytest.approx(moved / size, rel=1e-4)
+
+
+def test_stopped_and_resumed_it_is_the_same_fit(given, whole, monkeypatch, tmp_path):
+    usual, calls = judging.advance, []
+
+    def stopping(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return usual(*arguments)
+
+    monkeypatch.setattr(judging, "advance", stopping)
+    with pytest.raises(KeyboardInterrupt, match=r"stopped at step 12 of 40, all saved: the same command goes on\."):
+        judged(given, tmp_path, steps=40)
+    report = judged(given, tmp_path, steps=40)
+    assert len(calls) == 3 + 7
+    assert learned_in(tmp_path) == learned_in(whole[1])
+    assert untimed(report) == untimed(whole[0])
+
+
+def test_a_finished_fit_is_only_read(given, whole, monkeypatch):
+    report, where = whole
+    monkeypatch.setattr(judging, "advance", _none)
+    monkeypatch.setattr(population, "init", _none)
+    for steps in (40, 30):  # more than asked for is no less
+        assert judged(given, where, steps=steps) == report
+
+
+def test_with_more_steps_a_finished_fit_goes_on(given, whole, tmp_path):
+    assert judged(given, tmp_path, steps=20)["fit_steps"] == 20
+    assert [line["step"] for line in lines(folder_of(tmp_path) / "metrics.jsonl")] == list(range(2, 22, 2))
+    report = judged(given, tmp_path, steps=40)
+    assert [line["step"] for line in lines(folder_of(tmp_path) / "metrics.jsonl")][10:] == list(range(24, 44, 4))
+    for ours, theirs in zip(report["members"], whole[0]["members"], strict=True):
+        np.testing.assert_allclose(ours["critics"], theirs["critics"], rtol=1e-3)
+
+
+def test_what_makes_another_fit(given, whole, tmp_path):
+    """Another discount, other start states: each in a folder of its own."""
+    restored, data = given
+    other = judge(restored, data, tmp_path, steps=10, discount=0.5)
+    assert {member["discount"] for member in other["members"]} == {0.5}
+    assert {stored["discount"] for stored in other["stored"]} == {0.5}
+    assert other["stored"][0]["mean"] == pytest.approx(fitted.stored(data, 0, 0.5).mean)
+    starts = np.broadcast_to(np.arange(4, dtype=np.float32)[:, None, None], (4, 3, 2))
+    there = judge(restored, data, tmp_path, steps=10, starts=starts)
+    assert len(list((tmp_path / "fitted").iterdir())) == 2
+    for index, member in enumerate(there["members"]):
+        assert member["expected"] == pytest.approx(float(restored.value(index)([float(index)] * 2)), rel=1e-4)
+
+
+def test_data_on_the_host_teach_the_same(given, run, whole, tmp_path):
+    restored, _ = given
+    report = judge(restored, load("rooms", data_dir=run / "data", placement="host"), tmp_path, steps=40)
+    for ours, theirs in zip(report["members"], whole[0]["members"], strict=True):
+        np.testing.assert_allclose(ours["critics"], theirs["critics"], rtol=1e-3)
+
+
+def test_what_cannot_be_judged(given, tmp_path):
+    restored, data = given
+    for what, settings, message in (
+        (BY_HAND, {}, "observations of these logs have 1 numbers, those of the run 2"),
+        (data, {"discount": 1.0}, r"the discount is 1, and must be in \(0, 1\)"),
+        (data, {"steps": 0}, "the steps of the fit are 0"),
+        (data, {"critics": 1}, "critics are 1, and must be at least 2"),
+    ):
+        with pytest.raises(UhmError, match=message):
+            judged((restored, what), tmp_path, **settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_best_by_hand():
+    """3 - 0.5 is less than 2.9 - 0.1; the highest of all has diverged, and another fit did."""
+    numbers = [(3.0, 0.5), (2.9, 0.1), (9.0, 0.0), (None, None)]
+    members = [{"fitted": mean, "spread": spread, "diverged": False, "discount": 0.9} for mean, spread in numbers]
+    members[2]["diverged"] = True
+    assert best(members) == 1
+    assert best(members[2:]) is None
+    members[0]["discount"] = 0.99
+    assert best(members) is None
