@@ -10,6 +10,7 @@ the data alone, at the start states of the very episodes of the evaluation:
     expected   of the agent's own critic
     fitted     by fitted Q evaluation, with its spread over critics
     lower      fitted less one spread, by which `uhm eval` chooses
+    apart      how far its actions are from those in the data, root mean square
 
 For each task and for all members: Spearman's rank correlation with what was obtained, the mean absolute difference from
 it, and the regret of choosing by each, that is by how much the best member obtained more than the chosen one. The
@@ -94,9 +95,10 @@ def main() -> None:
     if len(members) < len(both):
         print(f"{len(both) - len(members)} members diverged and are left out.")
 
-    table = Table("task", "alpha", "seed", "success", "obtained", "expected", "fitted", "spread", "moved", box=None)
+    shown = ("obtained", "expected", "fitted", "spread")
+    table = Table("task", "alpha", "seed", "success", *shown, "apart", "moved", box=None)
     for member in members:
-        numbers = [f"{member[name]:.1f}" for name in ("obtained", "expected", "fitted", "spread")]
+        numbers = [*(f"{member[name]:.1f}" for name in shown), f"{member['apart']:.2f}"]
         alpha = f"{member['hyper']['alpha']:g}"
         moved = f"{member['moved']:.1%}" if member["moved"] is not None else ""
         table.add_row(member["task"], alpha, str(member["seed"]), f"{member['success']:.0%}", *numbers, moved)

@@ -87,7 +87,7 @@ def test_the_table(folder, capsys):
     told = said(capsys, folder / "run", "--fit-steps", 20)
     rows = [line.split() for line in told.out.splitlines() if line.strip().startswith(("0 ", "1 ", "2 "))]
     for place, (row, member) in enumerate(zip(rows, report["members"], strict=True)):
-        numbers = [f"{member[name]:.5g}" for name in ("expected", "fitted", "spread")]
+        numbers = [f"{member[name]:.5g}" for name in ("expected", "fitted", "spread", "apart")]
         mark = ["best"] if place == report["best"] else []
         assert row == [str(place), "0", ("0.1", "1", "10")[place], *numbers, *mark]
     stored, best = report["stored"][0], report["best"]
@@ -149,14 +149,14 @@ def test_an_agent_of_ones_own_needs_neither_a_discount_nor_a_value(folder, capsy
     members = reported(capsys, folder / "bc", "--fit-steps", 5, "--discount", 0.5)["members"]
     assert all("expected" not in member and member["fitted"] is not None for member in members)
     told = said(capsys, folder / "bc", "--fit-steps", 5, "--discount", 0.5)
-    assert told.out.splitlines()[1].split() == ["member", "seed", "fitted", "spread"]
+    assert told.out.splitlines()[1].split() == ["member", "seed", "fitted", "spread", "apart"]
 
 
 def report_of(numbers, **changes):
     """What `judge` says, in numbers chosen here: fitted, spread, and by how much it moved."""
     members = [
         {"task": "t", "seed": 0, "hyper": {"alpha": alpha}, "discount": 0.9, "diverged": False, "critics": None}
-        | {"fitted": fitted, "spread": spread, "moved": moved}
+        | {"fitted": fitted, "spread": spread, "apart": 0.25, "moved": moved}
         for alpha, (fitted, spread, moved) in zip((0.1, 1.0, 10.0), numbers, strict=True)
     ]
     stored = [{"task": "t", "discount": 0.9, "mean": 1.0, "standard_error": None, "trajectories": 1, "cut": 1}]
@@ -171,9 +171,9 @@ def test_what_has_not_settled_or_diverged_is_said(folder, capsys, monkeypatch):
     assert "give --fit-steps more than 7, and doubt what never settles." in told.err
     rows = [line.split() for line in told.out.splitlines()[2:5]]
     assert rows == [
-        ["0", "0", "0.1", "5", "1"],
-        ["1", "0", "1", "6", "0.5", "best"],
-        ["2", "0", "10", "fit", "diverged"],
+        ["0", "0", "0.1", "5", "1", "0.25"],
+        ["1", "0", "1", "6", "0.5", "0.25", "best"],
+        ["2", "0", "10", "0.25", "fit", "diverged"],
     ]
     assert "the logs' own: 1 over 1 trajectories (discount 0.9); all of them are cut" in told.out
     report["members"] = [member | {"diverged": True, "moved": 0.0} for member in report["members"]]

@@ -147,6 +147,23 @@ def test_the_behaviours_own_policy_is_worth_what_the_logs_got():
     np.testing.assert_allclose(estimates, got.mean, rtol=0.01)
 
 
+def test_how_far_policies_act_from_the_logs(learned, logs):
+    """One that always goes right is 2 apart wherever the logs went left; a random one half of the time."""
+    fit, _, pop = learned
+    actions = np.asarray(logs.actions)[np.asarray(logs.starts)]
+    apart = np.asarray(fit.apart(pop, fit.hyper))
+    assert apart[0] == pytest.approx(2 * np.sqrt((actions < 0).mean()), rel=1e-5)
+    assert apart[2] == pytest.approx(np.sqrt(2), rel=0.05)
+
+
+def test_a_fit_draws_other_batches_than_training(learned):
+    fit, *_ = learned
+    members = [Member(name, column, 0) for name, column in (("line", 0), ("rich", 1))]
+    ours, theirs = ({jax.random.key_data(one.key).tobytes() for one in each} for each in (fit.members, members))
+    assert len(ours) == len(theirs) == 2
+    assert not ours & theirs
+
+
 def test_a_policy_that_is_no_number_spoils_only_its_own(logs):
     policies = np.array([np.full(PLACES, np.nan), POLICIES[0]])
     act = lambda state, observations, key: observations @ state["right"][:, None]  # noqa: E731
@@ -288,6 +305,9 @@ def test_a_report(given, whole):
         assert member["fitted"] == pytest.approx(np.mean(member["critics"]), rel=1e-5)
         assert member["spread"] == pytest.approx(np.std(member["critics"], ddof=1), rel=1e-3)
         assert member["discount"] == 0.98
+        rows = np.asarray(data.starts)[:: -(-data.size // 4096)]
+        apart = np.asarray(restored.policy(index)(data.observations[rows])) - np.asarray(data.actions)[rows]
+        assert member["apart"] == pytest.approx(np.sqrt(np.square(apart).mean()), rel=1e-4)
     logged = lines(folder_of(where) / "metrics.jsonl")
     assert [line["step"] for line in logged] == list(range(4, 44, 4))
     assert logged[-1]["fitted"] == pytest.approx([member["fitted"] for member in report["members"]])

@@ -11,7 +11,7 @@ from uhm.errors import UhmError
 if TYPE_CHECKING:
     from uhm.train import Restored
 
-_NUMBERS = ("expected", "fitted", "spread")
+_NUMBERS = ("expected", "fitted", "spread", "apart")
 _MOVED = 0.05  # of an estimate's size, over the last fifth of the steps, from which on it has not settled
 
 

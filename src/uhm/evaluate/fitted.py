@@ -33,7 +33,9 @@ from uhm.evaluate.policy import narrowed
 from uhm.population import Member, Population
 
 _STARTS = 512, 4096  # rows of which an estimate is the mean: at least, with repetitions, and at most
-_NO_STEP = 2**32 - 1  # stands for a step where a start state's action is drawn: no fit goes on for so long
+# Stand for a step where actions are drawn that no step learns from: no fit goes on for so long.
+_AT_STARTS, _AT_STORED = 2**32 - 1, 2**32 - 2
+_SEEDS = 1 << 30  # turns a member's seed into another one, or a fit would draw the very batches that training drew
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +116,8 @@ def values(
 class Fit(NamedTuple):
     """All that a fit needs: `population.init` and `advance` train `agent` with `hyper` on `data`.
 
-    `estimates(population, hyper, starts)` is then V_e of every member.
+    `estimates(population, hyper, starts)` is then V_e of every member. `apart(population, hyper)` is how far its
+    actions are from those in the data at stored states: the root of the mean square over rows and numbers of an action.
     """
 
     agent: Agent
@@ -123,6 +126,7 @@ class Fit(NamedTuple):
     data: Dataset
     starts: Float[np.ndarray, "members rows S"]
     estimates: Callable[[Population, Hyper, Any], Float[Array, "members E"]]
+    apart: Callable[[Population, Hyper], Float[Array, " members"]]
 
 
 def fit_of(
@@ -155,8 +159,7 @@ def fit_of(
         ema_rate=column(ema_rate_of(discount) if ema_rate is None else ema_rate for discount in discounts),
     )
     if starts is None:
-        first = first_rows(data)
-        rows = np.asarray(data.observations[first[:: -(-len(first) // _STARTS[1])]])
+        rows = np.asarray(data.observations[_spread_out(first_rows(data))])
         starts = np.broadcast_to(rows, (len(members), *rows.shape))
     # Of a policy that draws, a few start states would be judged by as few actions.
     starts = np.tile(starts, (1, -(-_STARTS[0] // starts.shape[1]), 1)).astype(np.float32)
@@ -165,13 +168,31 @@ def fit_of(
     def estimates(population: Population, hyper: Hyper, starts: Float[Array, "members rows S"]) -> Array:
         def one(member: tuple[Any, ...]) -> Float[Array, " E"]:
             critic, key, hyper, observations = member
-            return values(policy, spec, critic, hyper, observations, jax.random.fold_in(key, _NO_STEP)).mean(-1)
+            return values(policy, spec, critic, hyper, observations, jax.random.fold_in(key, _AT_STARTS)).mean(-1)
 
         # One after another: side by side, all start states of all members would be in memory at once.
         return jax.lax.map(one, (population.state.params.critic, population.key, hyper, starts))
 
+    rows = np.sort(_spread_out(np.asarray(data.starts)))
+    there = np.asarray(data.observations[rows]), np.asarray(data.actions[rows])
+
+    @jax.jit
+    def apart(population: Population, hyper: Hyper) -> Array:
+        def one(member: tuple[Any, ...]) -> Float[Array, ""]:
+            key, hyper = member
+            actions = policy.act(hyper.policy, jnp.asarray(there[0]), jax.random.fold_in(key, _AT_STORED))
+            return jnp.sqrt(jnp.square(actions - there[1]).mean())
+
+        return jax.lax.map(one, (population.key, hyper))
+
     columns = np.array([member.column for member in members], np.int32)
-    return Fit(fitted(policy, config, spec), hyper, list(members), data.with_task(columns), starts, estimates)
+    others = [member._replace(seed=member.seed ^ _SEEDS) for member in members]
+    return Fit(fitted(policy, config, spec), hyper, others, data.with_task(columns), starts, estimates, apart)
+
+
+def _spread_out(rows: np.ndarray) -> np.ndarray:
+    """At most as many of them as an estimate takes."""
+    return rows[:: -(-len(rows) // _STARTS[1])]
 
 
 def ema_rate_of(discount: float) -> float:

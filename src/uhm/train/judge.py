@@ -60,7 +60,8 @@ def judge(
     show: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """What each member's policy is worth by `data`: `fitted` and `spread`, and beside them what its agent `expected`.
+    """What each member's policy is worth by `data`: `fitted` and `spread`, and beside them what its agent `expected`
+    and how far `apart` its actions are from those in the data.
 
     The data have the columns of the run's tasks. `discount` is for all members (default: each one's own), `starts` are
     start states of every member (default: the first rows of the data's trajectories), `settings` fields of
@@ -185,7 +186,8 @@ def _summary(restored: Restored, fit: Fit, state: Population, step: int, run: Ru
     lines, expected = run.metrics(), _expected(restored, fit)
     early = [line for line in lines if line["step"] <= _SETTLED * step]
     units, members, stored = np.asarray(fit.hyper.unit).tolist(), [], {}
-    for index, (member, discount) in enumerate(zip(fit.members, run.config["discount"], strict=True)):
+    apart = np.asarray(fit.apart(state, fit.hyper)).tolist()
+    for index, (member, discount) in enumerate(zip(plan.members(), run.config["discount"], strict=True)):
         told = {"fitted": float(means[index]), "spread": float(spreads[index])}
         known = alive[index] and all(map(math.isfinite, told.values()))
         before = {name: early[-1][name][index] for name in told} if early and known else None
@@ -198,6 +200,7 @@ def _summary(restored: Restored, fit: Fit, state: Population, step: int, run: Ru
                 "diverged": not trained[index],
                 **({} if expected is None else {"expected": expected[index]}),
                 **(told if known else dict.fromkeys(told)),
+                "apart": apart[index],
                 "critics": estimates[index].tolist() if known else None,
                 "moved": None if before is None else _moved(before, told, units[index]),
             }
