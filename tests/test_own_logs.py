@@ -141,6 +141,7 @@ def test_the_command_says_how_to_get_actions(log, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "40 steps of 1 members" in said
     assert f"load_run({str(tmp_path / 'run')!r}).policy()" in said
+    assert f"what it is worth, by the logs: uhm eval {tmp_path / 'run'}\n" in said
     assert (tmp_path / "run" / "picture.png").read_bytes()[:4] == b"\x89PNG"
     assert said.endswith(f"page: {tmp_path / 'run' / 'report' / 'report.html'}\n")
     assert "Own logs" in (tmp_path / "run" / "report" / "report.html").read_text()

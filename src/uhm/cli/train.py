@@ -104,6 +104,8 @@ def _end(directory: Path, summary: dict[str, Any]) -> int:
         print(_NOBODY, file=sys.stderr)
     if tasks.is_own(summary["environment"]) and not failed:
         print(f"its policy: uhm.train.load_run({str(directory)!r}).policy(), a function of observations")
+        question = "which member to trust" if len(summary["members"]) > 1 else "what it is worth"
+        print(f"{question}, by the logs: uhm eval {directory}")
     try:
         print(f"page: {report.write([directory], directory / 'report')}")
     except (UhmError, OSError) as error:
