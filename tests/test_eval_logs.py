@@ -101,6 +101,7 @@ def test_the_table(folder, capsys):
     assert ", 20).policy(" in earlier and " --step 20" in earlier
 
 
+@pytest.mark.slow
 def test_other_logs_and_another_discount(folder, capsys):
     """None is taken for a fit that was made before."""
     run, log, other = (folder / name for name in ("run", "log.npz", "other.npz"))
@@ -113,6 +114,7 @@ def test_other_logs_and_another_discount(folder, capsys):
         assert stored["mean"] == pytest.approx(returns_in(logs, discount).mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_members_with_other_discounts_are_not_compared(folder, capsys):
     told = said(capsys, folder / "two", "--fit-steps", 5)
     assert "members discount differently, so their values cannot be compared: give --discount for all." in told.out
@@ -123,6 +125,7 @@ def test_members_with_other_discounts_are_not_compared(folder, capsys):
     assert reported(capsys, folder / "two", "--fit-steps", 5)["best"] is None
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_again(folder, capsys, monkeypatch):
     usual = judging.advance
 
@@ -140,6 +143,7 @@ def test_ctrl_c_and_again(folder, capsys, monkeypatch):
     assert reported(capsys, folder / "run", "--fit-steps", 30, "--discount", 0.7) == again
 
 
+@pytest.mark.slow
 def test_an_agent_of_ones_own_needs_neither_a_discount_nor_a_value(folder, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parent.parent / "docs" / "examples")])
     log, own = str(folder / "log.npz"), {"steps": 10, "hidden": (8,), "log_interval": 10}

@@ -317,6 +317,7 @@ def test_a_report(given, whole):
         assert member["moved"] == pytest.approx(moved / size, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_it_is_the_same_fit(given, whole, monkeypatch, tmp_path):
     usual, calls = judging.advance, []
 
@@ -343,6 +344,7 @@ def test_a_finished_fit_is_only_read(given, whole, monkeypatch):
         assert judged(given, where, steps=steps) == report
 
 
+@pytest.mark.slow
 def test_with_more_steps_a_finished_fit_goes_on(given, whole, tmp_path):
     assert judged(given, tmp_path, steps=20)["fit_steps"] == 20
     assert [line["step"] for line in lines(folder_of(tmp_path) / "metrics.jsonl")] == list(range(2, 22, 2))
@@ -352,6 +354,7 @@ def test_with_more_steps_a_finished_fit_goes_on(given, whole, tmp_path):
         np.testing.assert_allclose(ours["critics"], theirs["critics"], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_makes_another_fit(given, whole, tmp_path):
     """Another discount, other start states: each in a folder of its own."""
     restored, data = given
@@ -366,6 +369,7 @@ def test_what_makes_another_fit(given, whole, tmp_path):
         assert member["expected"] == pytest.approx(float(restored.value(index)([float(index)] * 2)), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_data_on_the_host_teach_the_same(given, run, whole, tmp_path):
     restored, _ = given
     report = judge(restored, load("rooms", data_dir=run / "data", placement="host"), tmp_path, steps=40)
