@@ -159,10 +159,12 @@ def fit_of(
         ema_rate=column(ema_rate_of(discount) if ema_rate is None else ema_rate for discount in discounts),
     )
     if starts is None:
-        rows = np.asarray(data.observations[_spread_out(first_rows(data))])
-        starts = np.broadcast_to(rows, (len(members), *rows.shape))
+        first = np.asarray(data.observations[_spread_out(first_rows(data))])
+        starts = np.broadcast_to(first, (len(members), *first.shape))
     # Of a policy that draws, a few start states would be judged by as few actions.
     starts = np.tile(starts, (1, -(-_STARTS[0] // starts.shape[1]), 1)).astype(np.float32)
+    rows = np.sort(_spread_out(np.asarray(data.starts)))
+    seen, taken = np.asarray(data.observations[rows]), np.asarray(data.actions[rows])
 
     @jax.jit
     def estimates(population: Population, hyper: Hyper, starts: Float[Array, "members rows S"]) -> Array:
@@ -173,15 +175,12 @@ def fit_of(
         # One after another: side by side, all start states of all members would be in memory at once.
         return jax.lax.map(one, (population.state.params.critic, population.key, hyper, starts))
 
-    rows = np.sort(_spread_out(np.asarray(data.starts)))
-    there = np.asarray(data.observations[rows]), np.asarray(data.actions[rows])
-
     @jax.jit
     def apart(population: Population, hyper: Hyper) -> Array:
         def one(member: tuple[Any, ...]) -> Float[Array, ""]:
             key, hyper = member
-            actions = policy.act(hyper.policy, jnp.asarray(there[0]), jax.random.fold_in(key, _AT_STORED))
-            return jnp.sqrt(jnp.square(actions - there[1]).mean())
+            actions = policy.act(hyper.policy, jnp.asarray(seen), jax.random.fold_in(key, _AT_STORED))
+            return jnp.sqrt(jnp.square(actions - taken).mean())
 
         return jax.lax.map(one, (population.key, hyper))
 
