@@ -21,10 +21,12 @@ from uhm.bench.subject import make
 from uhm.data.dataset import make_dataset
 from uhm.data.sampling import Transitions, gather_transitions, gather_windows
 from uhm.errors import UhmError
+from uhm.horizons import NStep
 from uhm.returns import lambda_returns
 
 BACKUPS: dict[str, Any] = {
     "uhm": uhm.backup,
+    "n-step": functools.partial(uhm.backup, measure=lambda context: NStep(context.k_max, context.hyper.discount)),
     "ghm": ghm.backup,
     "mbtd": functools.partial(mbtd.imagined_backup, window=K),
     "dtd": dtd.backup,
@@ -170,16 +172,17 @@ def rows_from(states, masks, rewards=0.5, next_actions=0.0) -> Transitions:
     return Transitions(s, column(0.0), full(rewards), jnp.float32(masks), s_next, column(next_actions))
 
 
-@pytest.mark.parametrize("name", ["uhm", "ghm", "literal"])
-def test_one_sampled_horizon_estimates_the_lambda_return(name):
+@pytest.mark.parametrize("name", ["uhm", "n-step", "ghm", "literal"])
+def test_one_sampled_horizon_estimates_the_return(name):
     """A deterministic chain towards 1 on which model, reward and Q are exact; the task ends beyond 0.7."""
+    how, blind = ("ghm", True) if name in ("ghm", "literal") else (name, False)
     goal, decay, lam, gamma, repeats, window = 0.7, 0.8, 0.8, 0.9, 40_000, 150
     ahead = lambda s, n: 1 + decay ** n[..., None] * (s - 1)  # noqa: E731
     reward = lambda s, a: 1 + jnp.sin(5 * s[..., 0])  # noqa: E731
     critic = lambda s, a: 2 + jnp.cos(3 * s[..., 0])  # noqa: E731
 
     def model(noise, s, a, n):
-        if name != "uhm":  # a geometric horizon model is blind to n: it draws its own
+        if blind:  # a geometric horizon model is blind to n: it draws its own
             u = jax.scipy.stats.norm.cdf(noise[..., 0])
             n = 1 + jnp.floor(jnp.log(u) / jnp.log(lam * gamma))
         s_n = ahead(s, n)
@@ -192,11 +195,13 @@ def test_one_sampled_horizon_estimates_the_lambda_return(name):
     assert masks.sum(1).tolist() == [11, 7, 3, 0]
     rewards = reward(chain[..., None], None)[:, :-1].at[:, 0].set(0.5)
     values = critic(chain[..., None], None)[:, 1:]
-    truth = lambda_returns(rewards, masks, values, lam, gamma, K if name == "uhm" else window)
+    # With lambda 1 all weight is on the longest return.
+    one_horizon = name == "n-step"
+    truth = lambda_returns(rewards, masks, values, 1.0 if one_horizon else lam, gamma, window if blind else K)
 
     context = stand_in(model, reward, critic, literal_mve=name == "literal")
     batch = jax.tree.map(lambda x: jnp.repeat(x, repeats, axis=0), rows_from(chain[:, :2], masks[:, 0]))
-    one = jax.jit(lambda: BACKUPS["uhm" if name == "uhm" else "ghm"](context, batch, KEY).y)
+    one = jax.jit(lambda: BACKUPS[how](context, batch, KEY).y)
     y = np.asarray(one(), np.float64).reshape(4, repeats)
     error, bound = np.abs(y.mean(1) - truth), 4 * y.std(1) / np.sqrt(repeats) + 1e-6
     if name == "literal":

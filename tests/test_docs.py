@@ -5,15 +5,18 @@ import re
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from programs import program
 from uhm.agents import FAMILIES, family
 from uhm.errors import UhmError
+from uhm.imagine.dream import JUMP, Dream
 from uhm.report.collect import collect
+from uhm.runs import Run
 from uhm.runs.files import read_json
-from uhm.train import resume, train
+from uhm.train import load_run, resolve, resume, train
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -34,6 +37,48 @@ def test_the_example_agent_learns_and_is_resumed(tmp_path):
     assert errors[2] < errors[0]
     assert np.isfinite(summary["members"][0]["score"])
     assert resume(tmp_path / "bc") == read_json(tmp_path / "bc" / "summary.json")
+
+
+def test_an_agent_like_uhm_has_the_papers_settings_of_uhm():
+    for name in ("rooms", "antmaze-large-navigate", "cube-quadruple-play"):
+        mine, uhm = resolve("module:nstep", name), resolve("uhm", name)
+        assert (mine.config, mine.hyper, mine.k_max()) == (uhm.config, uhm.hyper, uhm.k_max())
+    assert resolve("module:nstep", "rooms", alpha=0.7).hyper["alpha"] == 0.7
+    assert resolve("module:bc", "rooms").hyper == {"learning_rate": 1e-3}  # is like none
+
+
+def test_its_other_measure_is_what_differs(tmp_path):
+    """Both measures are the same for one step, and no longer."""
+    data = {"data_dir": str(tmp_path / "data"), "eval_episodes": 1, "steps": 10, "seeds": 1, "hidden": 8}
+
+    def loss(agent, lambda_f):
+        run = tmp_path / f"{agent.removeprefix('module:')}-{lambda_f}"
+        train(agent, "rooms-task1", run=run, **{"schedule": False, "lambda_f": lambda_f, **data})
+        with Run.open(run, write=False) as trained:
+            return [line["critic_loss"][0] for line in trained.metrics()]
+
+    assert loss("module:nstep", 0.0) == pytest.approx(loss("uhm", 0.0), rel=1e-4)
+    assert loss("module:nstep", 0.5) != pytest.approx(loss("uhm", 0.5), rel=1e-2)
+    assert Dream(tmp_path / "nstep-0.5").how == JUMP
+    s_n, ended = load_run(tmp_path / "nstep-0.5").model()(jax.random.key(0), np.zeros((5, 2)), np.ones((5, 2)), n=2)
+    assert (s_n.shape, ended.shape) == ((5, 2), (5,))
+
+
+def test_an_agent_like_nobody_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "alike.py").write_text((DOCS / "examples" / "nstep.py").read_text().replace('"uhm"', '"uhn"'))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UhmError, match=r"LIKE of the module 'alike' is 'uhn', and must be one of: uhm, ghm, "):
+        family("module:alike")
+
+
+def test_a_plain_function_is_no_sampler(tmp_path, monkeypatch):
+    text = (DOCS / "examples" / "bc.py").read_text()
+    assert text.count("transitions(config.batch_size)") == 1
+    plain = text.replace("transitions(config.batch_size)", "lambda data, key: transitions(8)(data, key)")
+    (tmp_path / "plain.py").write_text(plain)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UhmError, match=r"`sample` of module:plain is no uhm.data.Sampler"):
+        train("module:plain", "rooms-task1", run=tmp_path / "run", data_dir=str(tmp_path / "data"))
 
 
 def test_a_module_that_is_no_agent_is_refused(tmp_path):

@@ -38,6 +38,15 @@ def test_facts(data):
     assert facts["observation"]["min"] == pytest.approx(float(np.asarray(data.observations).min()))
 
 
+def test_logs_of_ones_own_need_not_end(data, tmp_path, capsys):
+    assert describe(data)["warnings"] == []
+    rows = np.zeros((20, 2), np.float32)
+    np.savez(tmp_path / "log.npz", observations=rows, actions=rows, rewards=rows[:, 0], terminals=np.arange(20) == 19)
+    assert cli.run(["data", "inspect", str(tmp_path / "log.npz"), "--out", str(tmp_path / "log.png")]) == 0
+    said = capsys.readouterr().out
+    assert "ended in" in said and "solve" not in said
+
+
 def test_a_picture_that_cannot_be_written_is_one_line(data, tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(UhmError, match=r"cannot write .*file"):

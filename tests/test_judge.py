@@ -8,7 +8,7 @@ import pytest
 
 from small_runs import lines, make_data, small_plan, small_run
 from toys import random_data
-from uhm import population
+from uhm import population, tasks
 from uhm.data import load
 from uhm.errors import UhmError
 from uhm.evaluate import fitted
@@ -31,7 +31,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def given(run):
-    """What is judged, and by what. The data have all five tasks, the run the first two."""
+    """What is judged, and by what. The data are of all five tasks, the run of the first two."""
     return load_run(run / "run"), load("rooms", data_dir=run / "data")
 
 
@@ -148,13 +148,19 @@ def test_data_on_the_host_teach_the_same(given, run, whole, tmp_path):
         np.testing.assert_allclose(ours["critics"], theirs["critics"], rtol=1e-3)
 
 
-def test_what_cannot_be_judged(given, tmp_path):
+def test_what_cannot_be_judged(given, run, tmp_path):
     restored, data = given
+    others = load([tasks.task(f"rooms-task{number}") for number in (2, 1)], data_dir=run / "data")
     for what, settings, message in (
         (random_data(), {}, "observations of these logs have 3 numbers, those of the run 2"),
         (data, {"discount": 1.0}, r"the discount is 1, and must be in \(0, 1\)"),
         (data, {"steps": 0}, "the steps of the fit are 0"),
         (data, {"critics": 1}, "critics are 1, and must be at least 2"),
+        (
+            others,
+            {},
+            r"these data are of rooms-task2, rooms-task1, and the run is of rooms-task1, rooms-task2: load th",
+        ),
     ):
         with pytest.raises(UhmError, match=message):
             judged((restored, what), tmp_path, **settings)
@@ -164,9 +170,12 @@ def test_what_cannot_be_judged(given, tmp_path):
 def test_the_best_by_hand():
     """3 - 0.5 is less than 2.9 - 0.1; the highest of all has diverged, and another fit did."""
     numbers = [(3.0, 0.5), (2.9, 0.1), (9.0, 0.0), (None, None)]
-    members = [{"fitted": mean, "spread": spread, "diverged": False, "discount": 0.9} for mean, spread in numbers]
+    same = {"task": "log", "discount": 0.9, "diverged": False}
+    members: list[dict[str, Any]] = [{"fitted": mean, "spread": spread, **same} for mean, spread in numbers]
     members[2]["diverged"] = True
     assert best(members) == 1
     assert best(members[2:]) is None
     members[0]["discount"] = 0.99
+    assert best(members) is None
+    members[0] |= {"discount": 0.9, "task": "another"}
     assert best(members) is None

@@ -130,7 +130,7 @@ def test_nobody_learned(log, tmp_path, capsys):
     assert "its policy" not in said.out
     assert "diverged before step 10 and was frozen." in said.err
     assert "uhm: all members diverged: look at the data" in said.err
-    with pytest.warns(UserWarning, match="member 0 diverged: this is its policy from before"):
+    with pytest.warns(UserWarning, match="member 0 diverged: these are its networks from before"):
         load_run(run).policy()
 
 

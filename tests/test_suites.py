@@ -131,6 +131,15 @@ def test_an_agent_of_the_users_own(monkeypatch, tmp_path, capsys):
     assert "no Python module 'nobody'" in capsys.readouterr().err
 
 
+def test_seeds_by_name_and_data_on_the_host(tmp_path, capsys):
+    arguments = ["suite", "plan", "rooms", "--agents", "uhm", "--out", str(tmp_path), "--json"]
+    assert cli.run([*arguments, "--seeds", "1,3-4"]) == 0
+    assert json.loads(capsys.readouterr().out)["populations"][0]["seeds"] == [1, 3, 4]
+    assert cli.run([*arguments, "--seeds", "2", "--placement", "host"]) == 0
+    assert json.loads(capsys.readouterr().out)["populations"][0]["seeds"] == [0, 1]
+    assert small(tmp_path, placement="host", seeds=[3])[0].plan.placement == "host"
+
+
 # ---------------------------------------------------------------------------------------------------- directories
 
 
@@ -380,6 +389,9 @@ def test_cores_are_shared_out():
 def test_bad_flags(capsys, tmp_path):
     for flags, message in (
         (["--steps", "0"], "--steps must be at least 1"),
+        (["--seeds", "0"], "seeds is 0, and must be at least 1"),
+        (["--seeds", "3,3"], "seeds are [3, 3], and must be different"),
+        (["--seeds", "many"], "--seeds is 'many', and must be a number of seeds, or which"),
         (["--on", "local", "--address", "x"], "--address is for --on ray"),
         (["--on", "slurm"], "--on"),
     ):

@@ -1,7 +1,8 @@
 """The agents by name. A name stands for a factory and the types of its configuration.
 
 `module:NAME` is an agent of the user's own: a Python module that offers `make`, `Config` and `Hyper`, looked for on the
-path and in the current directory. docs/own-agent.md has an example.
+path and in the current directory. With `LIKE = "uhm"` it takes over the paper's settings of UHM for every environment.
+docs/own-agent.md has an example.
 """
 
 import importlib
@@ -19,7 +20,8 @@ __all__ = ["FAMILIES", "Agent", "Family", "Spec", "family", "is_agent", "normali
 class Family(NamedTuple):
     """`make(config, spec)` builds the agent; `Config` changes the program, `Hyper` may differ between members.
 
-    `idle` are hyperparameters without effect: those of the shared core that this method does not use.
+    `idle` are hyperparameters without effect: those of the shared core that this method does not use. `like` is the
+    agent whose settings in the paper it is trained with: a user's own may name one, or none.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Family(NamedTuple):
     Config: type
     Hyper: type
     idle: tuple[str, ...] = ()
+    like: str | None = None
 
 
 _OWN = "module:"
@@ -57,7 +60,7 @@ def family(name: str) -> Family:
     if name not in FAMILIES:
         raise unknown("agent", name, FAMILIES, f"Agents are: {', '.join(FAMILIES)}.")
     module: Any = importlib.import_module(FAMILIES[name])
-    return Family(name, module.make, module.Config, module.Hyper, _IDLE.get(name, ()))
+    return Family(name, module.make, module.Config, module.Hyper, _IDLE.get(name, ()), name)
 
 
 def _own(name: str) -> Family:
@@ -81,4 +84,7 @@ def _own(name: str) -> Family:
     if missing:
         where = getattr(found, "__file__", None) or "built into Python"
         raise UhmError(f"the module '{module}' ({where}) is no agent: it has no {' and no '.join(missing)}.")
-    return Family(name, found.make, found.Config, found.Hyper)
+    like = getattr(found, "LIKE", None)
+    if like is not None and like not in FAMILIES:
+        raise UhmError(f"LIKE of the module '{module}' is {like!r}, and must be one of: {', '.join(FAMILIES)}.")
+    return Family(name, found.make, found.Config, found.Hyper, like=like)

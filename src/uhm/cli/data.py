@@ -304,8 +304,9 @@ def _print_facts(title: str, facts: dict[str, Any]) -> None:
         console.print(f"  {field + 's':<13} {text}")
     table = Table(box=None, header_style="bold")
     table.add_column("task")
-    table.add_column("goal rows", justify="right")
-    table.add_column("solved in", justify="right")
+    known = "environment" in facts  # the ends of one's own logs need not be goals
+    table.add_column("goal rows" if known else "ends", justify="right")
+    table.add_column("solved in" if known else "ended in", justify="right")
     table.add_column("rows per reward")
     for task in facts["tasks"]:
         histogram = "  ".join(f"{value}: {count:,}" for value, count in task["reward_histogram"].items())

@@ -33,7 +33,7 @@ class Eval:
     episodes: int | None = None
     """Episodes per member (default: 50)."""
     step: str = "last"
-    """Which checkpoint: last, best (by its evaluation in training), or a step."""
+    """Which checkpoint: last, best (by its evaluation in training), or a step that was kept."""
     seed: int | None = None
     """Seed of all episodes (default: each member's own, as in training)."""
     env: str | None = None

@@ -20,7 +20,7 @@ class Export:
     member: int | None = None
     """Which member, by its place in the run's summary.json, where hyperparameters differ (default: the first one)."""
     step: str = "last"
-    """Which checkpoint: last, best (by its evaluation in training), or a step."""
+    """Which checkpoint: last, best (by its evaluation in training), or a step that was kept."""
     out: Path | None = None
     """Folder to write policy.bin and policy.json into (default: RUN/export)."""
     json: bool = False

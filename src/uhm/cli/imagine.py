@@ -33,7 +33,7 @@ class Imagine:
     draws: int = 128
     """Samples per start state and horizon."""
     step: str = "last"
-    """Which checkpoint: last, best (by its evaluation in training), or a step."""
+    """Which checkpoint: last, best (by its evaluation in training), or a step that was kept."""
     mix: bool = True
     """Let the truth take the data's actions at the share beta too, as the model is taught (rooms and pointmaze)."""
     out: Path | None = None

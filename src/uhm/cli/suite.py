@@ -24,8 +24,8 @@ class _Common:
     """lambda-schedule, beta, q or terminal: populations with the paper's values of it (of uhm, without --agents)."""
     out: Path = Path("runs/suite")
     """Where run directories are, one per population."""
-    seeds: int | None = None
-    """Number of seeds (default: the paper's)."""
+    seeds: str | None = None
+    """How many seeds, or which: 5 is 0 to 4, and 5-9 or 3,7 are just those (default: the paper's)."""
     steps: int | None = None
     """Gradient steps (default: the paper's)."""
     eval_interval: int | None = None
@@ -44,20 +44,21 @@ class _Common:
     """Precision of matrix products (default: float32)."""
     data_dir: Path | None = None
     """Where data live (default: $UHM_DATA_DIR, else ~/.ogbench/data)."""
+    placement: Literal["device", "host"] | None = None
+    """Keep data on the `device`, or on the `host`, memory-mapped (default: device)."""
 
     def _populations(self) -> "list[Population]":
         import jax
 
+        from uhm.cli.train import seeds_of
         from uhm.suites.plan import populations
 
         # Planning must not take a GPU's memory from those who train; workers choose their devices themselves.
         jax.config.update("jax_platforms", "cpu")
-        for name in ("seeds", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UhmError(f"--{name} must be at least 1, not {value}.")
+        if self.steps is not None and self.steps < 1:
+            raise UhmError(f"--steps must be at least 1, not {self.steps}.")
         names = ("eval_interval", "eval_episodes", "log_interval", "checkpoint_interval")
-        names += ("hidden", "batch_size", "compute_dtype")
+        names += ("hidden", "batch_size", "compute_dtype", "placement")
         given = {name: getattr(self, name) for name in names}
         given["data_dir"] = None if self.data_dir is None else str(self.data_dir)
         agents = tuple(agent for words in self.agents for agent in words.split(",") if agent)
@@ -66,7 +67,7 @@ class _Common:
             agents,
             ablated=self.ablation,
             out=self.out,
-            seeds=self.seeds,
+            seeds=None if self.seeds is None else seeds_of(self.seeds),
             steps=self.steps,
             **{name: value for name, value in given.items() if value not in (None, ())},
         )

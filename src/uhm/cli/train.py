@@ -54,6 +54,8 @@ class Train:
     """Steps between log lines; also the length of a compiled chunk."""
     checkpoint_interval: int | None = None
     """Steps between checkpoints."""
+    keep_checkpoints: int | None = None
+    """How many of the last checkpoints to keep, besides the best evaluated one (default: 2)."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run."""
     wandb: str | None = None
@@ -71,7 +73,7 @@ class Train:
         names = [field.name for field in dataclasses.fields(Train)]
         common = {n: getattr(self, n) for n in names[2:] if n not in ("run", "resume", "tensorboard", "wandb")}
         common["data_dir"] = None if self.data_dir is None else str(self.data_dir)
-        common["seeds"] = None if self.seeds is None else _seeds(self.seeds)
+        common["seeds"] = None if self.seeds is None else seeds_of(self.seeds)
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in names}
         settings = {name: value for name, value in own.items() if value is not None and value != ()}
         plan = train.resolve(self.agent, self.tasks, **common, **settings)
@@ -113,7 +115,7 @@ def _end(directory: Path, summary: dict[str, Any]) -> int:
     return int(failed)
 
 
-def _seeds(text: str) -> int | list[int]:
+def seeds_of(text: str) -> int | list[int]:
     """A number of seeds, or those that `5-9` and `3,7` name."""
     if text.isdecimal():
         return int(text)

@@ -26,7 +26,8 @@ def describe(data: Dataset, environment: Environment | None = None) -> dict[str,
     if environment is not None:
         facts["environment"] = environment.name
         facts["official_transitions"] = environment.transitions
-    without = [task["task"] for task in facts["tasks"] if task["goal_states"] == 0]
+    # Logs of one's own may well have no ends, and theirs need not be goals.
+    without = [task["task"] for task in facts["tasks"] if environment is not None and task["goal_states"] == 0]
     facts["warnings"] = [f"no row of the data solves {', '.join(without)}: nothing shows how"] if without else []
     few = shortfall(facts["transitions"], environment) if environment is not None else ""
     facts["warnings"] += [few] if few else []

@@ -84,11 +84,12 @@ class Dream:
     ):
         with Run.open(Path(run), write=False) as opened:  # what cannot be looked at is said before it is loaded
             plan = Plan.from_json(opened.config)
-        if plan.agent not in HOW:
+        how = HOW.get(plan.family.like or plan.agent)
+        if how is None:
             raise UhmError(f"{plan.agent} has no model of the future: imagine looks at runs of {', '.join(HOW)}.")
         if plan.environment.own:
             raise UhmError(f"{run} learned from logs, and imagine can draw the states of known environments only.")
-        self.plan, self.how = plan, HOW[plan.agent]
+        self.plan, self.how = plan, how
         self.member = choose(plan, task, seed, member)
         chosen = plan.members()[self.member]
         self.task, self.seed = tasks.task(chosen.task), chosen.seed

@@ -15,7 +15,7 @@ OUT = Path("runs/suite")
 # What the paper reports on every suite of its own; on others nothing says more.
 _ALWAYS = presets.paper_agents("noisy")
 # Settings of a run that neither its results nor what it means depend on.
-_FREE = ("data_dir", "placement", "checkpoint_interval")
+_FREE = ("data_dir", "placement", "checkpoint_interval", "keep_checkpoints")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ def populations(
     *,
     ablated: str | None = None,
     out: Path = OUT,
-    seeds: int | None = None,
+    seeds: int | Sequence[int] | None = None,
     steps: int | None = None,
     **settings: Any,
 ) -> list[Population]:
@@ -85,11 +85,12 @@ def _population(
     agent: str,
     what: Ablation | None,
     out: Path,
-    seeds: int | None,
+    seeds: int | Sequence[int] | None,
     steps: int | None,
     settings: dict[str, Any],
 ) -> Population:
-    seeds = seeds or (SEEDS if what else environment.seeds)
+    if seeds is None:
+        seeds = SEEDS if what else environment.seeds
     steps = steps or environment.steps
     axes = {what.hyper: list(what.values)} if what else {}
     plan = resolve(agent, chosen, seeds=seeds, steps=steps, **{**settings, **axes})

@@ -48,15 +48,20 @@ def train(
 def start(plan: Plan, directory: Path, *, show: bool = False, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
     """A new run of `plan` in `directory`."""
     dataset = data_of(plan)  # before the directory is made: missing data must not leave an empty run behind
-    with Run.create(directory, plan.to_json(), sinks=sinks) as run, session(plan, run, dataset) as training:
+    kept = plan.keep_checkpoints
+    with Run.create(directory, plan.to_json(), keep=kept, sinks=sinks) as run, session(plan, run, dataset) as training:
         return _finish(training, directory, show)
 
 
 def resume(directory: Path | str, *, show: bool = False, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
-    """Go on with a run that was interrupted, exactly as if it had not been."""
+    """Go on with a run that was interrupted, exactly as if it had not been.
+
+    On a GPU exactly means with the program that it began with: see `uhm.runs.programs.keep`, which the command calls.
+    """
     directory = Path(directory)
-    with Run.open(directory, sinks=sinks) as run:
+    with Run.open(directory, write=False) as run:
         plan = Plan.from_json(run.config)
+    with Run.open(directory, keep=plan.keep_checkpoints, sinks=sinks) as run:
         finished = run.summary()
         if finished is not None and "members" not in finished:
             raise UhmError(f"{directory / 'summary.json'} is damaged: delete it to go on from the last checkpoint.")

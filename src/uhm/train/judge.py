@@ -88,10 +88,10 @@ def judge(
 def best(members: Sequence[dict[str, Any]]) -> int | None:
     """The place of the member whose fitted value is highest, less one spread; of `members` that `judge` reported.
 
-    None if there is none to choose, or if values are discounted differently and so cannot be compared.
+    None if there is none to choose, or if values cannot be compared, being of different tasks or discounts.
     """
     sound = [place for place, member in enumerate(members) if not member["diverged"] and member["fitted"] is not None]
-    if not sound or len({member["discount"] for member in members}) > 1:
+    if not sound or len({(member["task"], member["discount"]) for member in members}) > 1:
         return None
     return max(sound, key=lambda place: members[place]["fitted"] - members[place]["spread"])
 
@@ -143,6 +143,10 @@ def _check(restored: Restored, data: Dataset, steps: int, discount: float | None
         here = getattr(data, kind).shape[1]
         if here != size:
             raise UhmError(f"{kind} of these logs have {here} numbers, those of the run {size}.")
+    if not plan.environment.own and data.names[: len(plan.tasks)] != plan.tasks:  # rewards are taken by their place
+        raise UhmError(
+            f"these data are of {', '.join(data.names)}, and the run is of {', '.join(plan.tasks)}: load those."
+        )
 
 
 def _train(restored: Restored, fit: Fit, run: Run, steps: int, show: bool) -> tuple[Population, int]:

@@ -41,6 +41,7 @@ class Plan:
     dataset: str | None = None
     transitions: int | None = None
     normalise: bool = False  # observations
+    keep_checkpoints: int = 2  # the last ones; the best evaluated one stays as well
 
     @property
     def environment(self) -> Environment:
@@ -110,6 +111,7 @@ def resolve(
     eval_episodes: int | None = None,
     log_interval: int | None = None,
     checkpoint_interval: int | None = None,
+    keep_checkpoints: int | None = None,
     normalise: bool | None = None,
     **settings: Any,
 ) -> Plan:
@@ -122,7 +124,8 @@ def resolve(
     steps = environment.steps if steps is None else steps
     intervals = {"eval": eval_interval, "log": log_interval, "checkpoint": checkpoint_interval}
     counts = {"steps": steps, **{f"{name}_interval": value for name, value in intervals.items()}}
-    for name, value in {**counts, "eval_episodes": eval_episodes, "transitions": settings.get("transitions")}.items():
+    counts |= {"eval_episodes": eval_episodes, "keep_checkpoints": keep_checkpoints}
+    for name, value in {**counts, "transitions": settings.get("transitions")}.items():
         if value is not None:
             _at_least(name, value, 1)
     rest = {f: settings.pop(f) for f in _DATA if f in settings}
@@ -143,6 +146,7 @@ def resolve(
         axes=axes,
         eval_episodes=50 if eval_episodes is None else eval_episodes,
         normalise=normalise,
+        keep_checkpoints=2 if keep_checkpoints is None else keep_checkpoints,
         **_intervals(steps, 500 if environment is tasks.ROOMS else 1000, **intervals),
         **rest,
     )
@@ -195,9 +199,12 @@ def _values(kind: Family, environment: Environment, given: dict[str, Any]) -> tu
     """Config, hyper and axes: defaults, then the paper's preset, then what the caller gave."""
     configs: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(kind.Config)}
     hypers: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(kind.Hyper)}
-    paper = presets.preset(kind.name, environment) if kind.name in presets.AGENTS else {}
+    paper = {} if kind.like is None else presets.preset(kind.like, environment)
     for name, setting in paper.items():
-        (configs if name in configs else hypers)[name] = setting.value
+        if name in configs:
+            configs[name] = setting.value
+        elif name in hypers:  # an agent of one's own need not have all that the one it is like has
+            hypers[name] = setting.value
     axes: dict[str, list[Any]] = {}
     for name, value in given.items():
         if name not in configs and name not in hypers:

@@ -5,6 +5,7 @@ from uhm.train import load_run
 
 run = load_run("runs/mine", step="best")  # run.plan, run.agent, run.state, run.spec
 policy, value = run.policy(), run.value()  # functions of observations
+model = run.model()  # of a key, observations, actions and a horizon
 ```
 """
 
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
 from uhm import population
 from uhm.agents import Agent, Spec, normalised, spec_of
-from uhm.data import Dataset
+from uhm.agents.horizon_model import HorizonModel
+from uhm.data import Dataset, Sampler
 from uhm.errors import UhmError
 from uhm.evaluate.policy import Policy, make_act
 from uhm.evaluate.records import Episode, complete, success_by_step
@@ -49,6 +52,7 @@ class Restored(NamedTuple):
 
         Policies that draw (FQL, MAC) draw anew at every call.
         """
+        self._check(member)
         counts = itertools.count()
         return self._of_rows(member, lambda policies, rows: policies.member(member, rows, next(counts)))
 
@@ -56,14 +60,41 @@ class Restored(NamedTuple):
         """The discounted return that one member expects of its policy, as a function like that."""
         if self.agent.value is None:
             raise UhmError(f"{self.plan.agent} does not say what it expects: it has no `value`.")
+        self._check(member)
         return self._of_rows(member, lambda policies, rows: policies.values(member, rows))
 
-    def _of_rows(self, member: int, ask: Callable[[Policy, np.ndarray], Any]) -> Callable[[ArrayLike], Any]:
+    def model(self, member: int = 0) -> Callable[..., tuple[Any, Any]]:
+        """One member's model of the future, as a function (key, s, a, n=1) that draws (s_n, ended); compiled.
+
+        The target network's, which the agent itself asks. Any leading axes will do, and `n` is one horizon or one per
+        row; GHM's knows none, and MBTD's only the next step. Observations are as they were logged.
+        """
+        found = getattr(getattr(self.state.state, "targets", None), "model", None)
+        if not isinstance(found, HorizonModel):
+            raise UhmError(f"{self.plan.agent} has no model of the future.")
+        self._check(member)
+        one: HorizonModel = jax.tree.map(lambda x: x[member], found)
+        into, out = (self.spec.scale, self.spec.unscale) if self.plan.normalise else (jnp.asarray, jnp.asarray)
+
+        @jax.jit
+        def draw(key: Any, s: Any, a: Any, n: Any) -> tuple[Any, Any]:
+            s_n, ended = one.sample(key, into(s), a, n)
+            return out(s_n), ended
+
+        def of(key: Any, s: ArrayLike, a: ArrayLike, n: ArrayLike = 1) -> tuple[Any, Any]:
+            s, a = np.asarray(s, np.float32), np.asarray(a, np.float32)
+            return draw(key, s, a, np.broadcast_to(np.asarray(n, np.int32), s.shape[:-1]))
+
+        return of
+
+    def _check(self, member: int) -> None:
         members = len(self.plan.members())
         if not 0 <= member < members:  # JAX would take the last one
             raise UhmError(f"member is {member}, and must be 0 to {members - 1}.")
         if not self.state.alive[member]:
-            warnings.warn(f"member {member} diverged: this is its policy from before.", stacklevel=3)
+            warnings.warn(f"member {member} diverged: these are its networks from before.", stacklevel=3)
+
+    def _of_rows(self, member: int, ask: Callable[[Policy, np.ndarray], Any]) -> Callable[[ArrayLike], Any]:
         key, agent = jax.random.key(int(self.state.step)), self.agent
 
         @functools.cache
@@ -106,7 +137,16 @@ def build(plan: Plan, spec: Spec) -> tuple[Agent, Any]:
     """The plan's agent, and the hyperparameters of all members."""
     kind = plan.family
     config = kind.Config(**plan.config)
-    agent = normalised(kind.make, config, spec) if plan.normalise else kind.make(config, spec)
+
+    def make(config: Any, spec: Spec) -> Agent:
+        agent = kind.make(config, spec)
+        if not isinstance(agent.sample, Sampler):  # a plain function could neither be scaled nor read from the host
+            raise UhmError(
+                f"`sample` of {plan.agent} is no uhm.data.Sampler: take transitions(n), or Sampler(draw, gather)."
+            )
+        return agent
+
+    agent = normalised(make, config, spec) if plan.normalise else make(config, spec)
     return agent, population.stack_hyper(kind.Hyper(**plan.hyper), plan.members())
 
 
