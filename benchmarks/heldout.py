@@ -34,7 +34,7 @@ from rich.table import Table
 
 from uhm import population, tasks
 from uhm.agents import family, spec_of
-from uhm.agents.horizon_model import HorizonModel
+from uhm.agents.horizon_model import THRESHOLD, HorizonModel
 from uhm.data import Dataset, load
 from uhm.errors import UhmError
 from uhm.imagine.distance import energy_score
@@ -56,23 +56,33 @@ def trajectories(data: Dataset) -> Trajectories:
     return Trajectories(np.asarray(data.observations), np.asarray(data.actions), ~np.asarray(data.masks)[0], rows)
 
 
-def settings(variant: str) -> dict[str, Any]:
-    """The fields of UHM's Config that a variant such as `predict=delta,flag_std=1` sets."""
-    usual = {field.name: field.default for field in dataclasses.fields(family("uhm").Config)}
-    found = {}
+class Variant(NamedTuple):
+    """The fields of UHM's Config and Hyper that are not as by default."""
+
+    config: dict[str, Any]
+    hyper: dict[str, Any]
+
+
+def settings(variant: str) -> Variant:
+    """What a variant such as `predict=delta,flag_std=1` sets."""
+    kind, found = family("uhm"), Variant({}, {})
+    usual = [{field.name: field.default for field in dataclasses.fields(cls)} for cls in (kind.Config, kind.Hyper)]
     for name, _, value in (part.partition("=") for part in variant.split(",") if part != "default"):
-        if name not in usual:
-            raise UhmError(f"no setting '{name}': they are {', '.join(usual)}.")
-        found[name] = value == "True" if isinstance(usual[name], bool) else type(usual[name])(value)
+        for fields, chosen in zip(usual, found, strict=True):
+            if name in fields:
+                chosen[name] = value == "True" if isinstance(fields[name], bool) else type(fields[name])(value)
+        if not any(name in fields for fields in usual):
+            raise UhmError(f"no setting '{name}': they are {', '.join([*usual[0], *usual[1]])}.")
     return found
 
 
-def trained(data: Dataset, steps: int, hidden: tuple[int, ...], batch_size: int, **config: Any) -> HorizonModel:
+def trained(data: Dataset, steps: int, hidden: tuple[int, ...], batch_size: int, variant: Variant) -> HorizonModel:
     """The slow model of one agent."""
     kind = family("uhm")
-    agent = kind.make(kind.Config(hidden=hidden, batch_size=batch_size, **config), spec_of(data, K_MAX))
+    agent = kind.make(kind.Config(hidden=hidden, batch_size=batch_size, **variant.config), spec_of(data, K_MAX))
     members = population.grid(data.names, [0], {})
-    hyper = population.stack_hyper(kind.Hyper(beta=1.0, schedule=False, steps=steps), members)
+    usual: dict[str, Any] = {"beta": 1.0, "schedule": False, "steps": steps}
+    hyper = population.stack_hyper(kind.Hyper(**usual | variant.hyper), members)
     on_device, state = data.with_task(np.zeros(1, np.int32)), population.init(agent, members, hyper)
     for _ in range(max(1, steps // CHUNK)):
         state, _ = population.advance(agent, state, hyper, on_device, min(steps, CHUNK))
@@ -90,9 +100,11 @@ def scores(samples: np.ndarray, truth: np.ndarray, start: np.ndarray, unit: np.n
     return float(score), float(np.linalg.norm(s - y, axis=-1).mean()), ratio
 
 
-def futures(model: HorizonModel, own: Trajectories, taught: Trajectories, unit: np.ndarray, n: int) -> list[float]:
+def futures(
+    model: HorizonModel, own: Trajectories, taught: Trajectories, unit: np.ndarray, n: int, threshold: float
+) -> list[float]:
     """score, nothing, spread, ends, stored, found, known after n steps."""
-    sample = jax.jit(lambda key, s, a: model.sample(key, s, a, n))
+    sample = jax.jit(lambda key, s, a: model.sample(key, s, a, n, threshold))
     draw, *keys = jax.random.split(jax.random.key(n), 4)
 
     def share(key: Any, data: Trajectories, rows: np.ndarray) -> float:
@@ -133,11 +145,12 @@ def main() -> None:
     own = trajectories(load([task], data_dir=options.data_dir, split="val"))
     unit = np.maximum(spec_of(data, K_MAX).observation_std, 0.01)
     table = Table("model", "n", "score", "nothing", "spread", "ends", "stored", "found", "known")
-    for variant, config in [(variant, settings(variant)) for variant in options.variants]:
-        model = trained(data, options.steps, tuple(options.hidden), options.batch_size, **config)
+    for name, variant in [(name, settings(name)) for name in options.variants]:
+        model = trained(data, options.steps, tuple(options.hidden), options.batch_size, variant)
+        threshold = variant.hyper.get("flag_threshold", THRESHOLD)
         for n in HORIZONS:
-            score, nothing, spread, ends, stored, found, known = futures(model, own, taught, unit, n)
-            row = [variant, str(n), f"{score:.3f}", f"{nothing:.3f}", f"{spread:.2f}"]
+            score, nothing, spread, ends, stored, found, known = futures(model, own, taught, unit, n, threshold)
+            row = [name, str(n), f"{score:.3f}", f"{nothing:.3f}", f"{spread:.2f}"]
             row += [f"{ends:.2%}", f"{stored:.2%}", f"{found:.0%}", f"{known:.0%}"]
             table.add_row(*row)
             print(*row, flush=True)  # a table comes only at the end

@@ -94,21 +94,24 @@ def test_the_simulator_is_put_where_the_data_were(tmp_path):
 
 def test_heldout_variants_are_settings():
     heldout = program("benchmarks/heldout.py")
-    assert heldout.settings("default") == {}
-    found = heldout.settings("predict=delta,flag_std=1,model_layer_norm=False,flow_steps=2,standardise=True")
-    assert found == {
+    assert heldout.settings("default") == ({}, {})
+    found = heldout.settings(
+        "predict=delta,flag_std=1,model_layer_norm=False,flow_steps=2,standardise=True,flag_weight=10"
+    )
+    assert found.config == {
         "predict": "delta",
         "flag_std": 1.0,
         "model_layer_norm": False,
         "flow_steps": 2,
         "standardise": True,
     }
+    assert found.hyper == {"flag_weight": 10.0}
     with pytest.raises(UhmError, match="no setting 'predicts'"):
         heldout.settings("predicts=delta")
 
 
 def test_heldout_counts_ends(monkeypatch):
-    """Of a model whose flag is up wherever the first coordinate is positive."""
+    """Of a model whose flag is the first coordinate."""
     heldout, data = program("benchmarks/heldout.py"), random_data()
     monkeypatch.setattr(heldout, "STATES", 2)
     monkeypatch.setattr(heldout, "K_MAX", 2)
@@ -116,7 +119,7 @@ def test_heldout_counts_ends(monkeypatch):
 
     class Sign(HorizonModel):
         def sample(self, key, s, a, n=1, threshold=0.5):
-            return s, s[..., 0] > 0
+            return s, s[..., 0] > threshold
 
     made: Any = Sign
     model = jax.jit(lambda key: made(spec_of(data, 2), key, hidden=(8,)))(jax.random.key(0))
@@ -124,12 +127,15 @@ def test_heldout_counts_ends(monkeypatch):
     ended = np.zeros(len(own.observations), bool)
     ended[positive] = True
     marked = own._replace(ended=ended)
-    *_, ends, stored, found, known = heldout.futures(model, marked, marked, np.ones(data.observations.shape[1]), 2)
+    unit = np.ones(data.observations.shape[1])
+    *_, ends, stored, found, known = heldout.futures(model, marked, marked, unit, 2, 0.0)
     assert known == 1.0  # states that are marked as ended are those where it says so
     assert ends == 0.0
     alive = own.rows[~ended[own.rows]]
     assert stored == pytest.approx(np.mean(ended[alive] | ended[alive + 1]))
     assert found == 0.0
+    *_, known = heldout.futures(model, marked, marked, unit, 2, 1e9)  # nothing is above it
+    assert known == 0.0
 
 
 def test_growth_changes_one_thing_at_a_time():
