@@ -182,14 +182,15 @@ def test_transitions_become_rows_as_documented(tmp_path, monkeypatch):
     text = (Path(__file__).parent.parent / "docs" / "index.md").read_text()
     (block,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "np.insert" in block]
     rng, n = np.random.default_rng(0), 12
-    last = np.isin(np.arange(n), (4, 7, 11))
+    done, timeouts = np.isin(np.arange(n), 4), np.isin(np.arange(n), 7)
+    last = done | timeouts | (np.arange(n) == n - 1)  # the third is neither ended nor cut: the log just stops
     given = {
         "observations": rng.normal(size=(n, 3)),
         "next_observations": rng.normal(size=(n, 3)),
         "actions": rng.uniform(-1, 1, (n, 2)),
         "rewards": rng.normal(size=n),
-        "done": np.isin(np.arange(n), (4, 9)),  # at the end of a trajectory, and within one
-        "last": last,
+        "done": done,
+        "timeouts": timeouts,
     }
     inner = ~last[:-1]
     given["next_observations"][:-1][inner] = given["observations"][1:][inner]
@@ -200,4 +201,4 @@ def test_transitions_become_rows_as_documented(tmp_path, monkeypatch):
     batch = gather_transitions(data, np.flatnonzero(np.asarray(data.last) != np.arange(len(data.last))))
     for name in ("observations", "next_observations", "actions", "rewards"):
         np.testing.assert_allclose(getattr(batch, name), given[name], rtol=1e-6)
-    np.testing.assert_array_equal(batch.masks, ~given["done"])
+    np.testing.assert_array_equal(batch.masks, ~done)

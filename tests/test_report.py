@@ -260,7 +260,9 @@ def test_settings_that_are_no_more_are_still_settings(tmp_path: Path) -> None:
     labels = {run.directory.name: run.methods[0].label for run in collect([tmp_path]).runs}
     assert labels == {"a": "uhm (flag_scale=4)", "b": "uhm (flow_output=end)", "c": "uhm (flag_std=none)"}
     folders = [REPOSITORY / "results" / name for name in ("pilots", "ogbench")]
-    puzzles = collect([path for folder in folders for path in folder.glob("*-puzzle-3x3-play*")]).runs
+    # Later pilots tried variants of today's model, among them today's own settings.
+    paths = [path for folder in folders for path in folder.glob("*-puzzle-3x3-play*") if "choices" not in path.name]
+    puzzles = collect(paths).runs
     assert {run.directory.parent.name for run in puzzles if Method("uhm") in run.methods} == {"ogbench"}
     assert {run.directory.parent.name for run in puzzles} == {"ogbench", "pilots"}
 
