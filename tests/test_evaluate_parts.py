@@ -12,7 +12,7 @@ import pytest
 from uhm import envs, tasks
 from uhm.envs import rooms
 from uhm.errors import UhmError
-from uhm.evaluate import Episode, complete, make_act, means_by_step, record_video, score, success_by_step, video
+from uhm.evaluate import Episode, by_step, complete, make_act, means_by_step, record_video, score, video
 from uhm.evaluate.memory import free_megabytes
 from uhm.evaluate.policy import act_rows, by_member
 
@@ -29,13 +29,13 @@ def test_scores_worked_out_by_hand() -> None:
         for e, s in enumerate(pair)
     ]
     made += [record(1, 4, 0, 1.0)]
-    assert success_by_step(made) == {0: {1: 1.0, 2: 0.5, 3: 1.0, 4: 0.0}, 1: {4: 1.0}}
+    assert by_step(made) == {0: {1: 1.0, 2: 0.5, 3: 1.0, 4: 0.0}, 1: {4: 1.0}}
     assert score(made) == {0: 0.5, 1: 1.0}
     assert score(made, last=1) == {0: 0.0, 1: 1.0}
     known = [record(0, 5, 0, 1.0, -2.0, -8.0), record(0, 5, 1, 0.0, -4.0, -1.0), record(1, 5, 0, 1.0, -2.0)]
     assert means_by_step([*known, record(1, 5, 1, 1.0)]) == {
-        0: {5: {"success": 0.5, "discounted": -3.0, "value": -4.5}},
-        1: {5: {"success": 1.0}},  # one of its episodes knows the one, none the other
+        0: {5: {"success": 0.5, "return": -1.0, "discounted": -3.0, "value": -4.5}},
+        1: {5: {"success": 1.0, "return": -1.0}},  # one of its episodes knows the one, none the other
     }
 
 

@@ -162,10 +162,13 @@ def test_no_such_file():
 
 
 class Line(gymnasium.Env):
-    """Walks to 3 and terminates; Minari wants an environment that can be found by name."""
+    """Walks to the end and terminates; Minari wants an environment that can be found by name."""
 
     observation_space = gymnasium.spaces.Box(-10, 10, (1,), np.float32)
     action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, end=3):
+        self.end = end
 
     def reset(self, *, seed=None, options=None):
         self.x = np.zeros(1, np.float32)
@@ -173,7 +176,7 @@ class Line(gymnasium.Env):
 
     def step(self, action):
         self.x = self.x + 1
-        return self.x, -1.0, bool(self.x[0] >= 3), False, {}
+        return self.x, -1.0, bool(self.x[0] >= self.end), False, {}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -189,7 +192,7 @@ def test_minari(tmp_path, monkeypatch, capsys):
             pass
     env.create_dataset(
         "line/three-v0",
-        eval_env="uhm-line-v0",
+        eval_env=gymnasium.make("uhm-line-v0", end=4),
         algorithm_name="none",
         author="none",
         author_email="a@b.c",
@@ -202,12 +205,15 @@ def test_minari(tmp_path, monkeypatch, capsys):
     np.testing.assert_array_equal(data.rewards[0], [-1, -1, -1, 0, -1, -1, -1, 0])
     assert data.size == 6
     small: dict[str, Any] = {"steps": 4, "hidden": (8,), "batch_size": 4}
+    small |= {"env": "minari:line/three-v0", "eval_episodes": 1}
     summary = train("iql", "minari:line/three-v0", run=tmp_path / "run", **small)
     assert (summary["environment"], summary["steps"]) == ("minari:line/three-v0", 4)
+    # Evaluated where the data say: four steps, whatever is done, and a quarter of the way between the reference scores.
+    (found, *_) = summary["members"][0]["evaluations"]
+    assert (found["return"], found["normalised"]) == (-4.0, 0.25)
     assert load_run(tmp_path / "run").policy()([1.0]).shape == (1,)
-    # Evaluated where it was recorded: three steps, whatever is done, half way between the two reference scores.
     assert cli.run(["eval", str(tmp_path / "run"), "--episodes", "2", "--json"]) == 0
     (member,) = json.loads(capsys.readouterr().out)["members"]
-    assert (member["length"], member["return"], member["normalised"]) == (3.0, -3.0, 0.5)
+    assert (member["length"], member["return"], member["normalised"]) == (4.0, -4.0, 0.25)
     with pytest.raises(UhmError, match="minari download no/such-v0"):
         load("minari:no/such-v0")

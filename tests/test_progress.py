@@ -54,10 +54,10 @@ def test_a_log_gets_a_line_for_every_tenth(capsys: pytest.CaptureFixture[str], m
     now = iter((1000.0, 1060.0, 1120.0, 1180.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     with progress.bar("uhm rooms", 5, 100, 0, True) as update:
-        update(25, {})
-        update(50, {"rooms-task1": 0.5, "rooms-task2": 0.0})
-        update(75, {"rooms-task1": 1.0, "rooms-task2": 0.0})
-        update(100, {"rooms-task1": 1.0, "rooms-task2": 1.0})
+        update(25, "")
+        update(50, "task1 50%  task2 0%")
+        update(75, "task1 100%  task2 0%")
+        update(100, "task1 100%  task2 100%")
     assert capsys.readouterr().err.splitlines() == [
         "uhm rooms: step 25 of 100",
         "uhm rooms: step 50 of 100, 0:02:00 left  task1 50%  task2 0%",
@@ -66,14 +66,38 @@ def test_a_log_gets_a_line_for_every_tenth(capsys: pytest.CaptureFixture[str], m
     ]
 
 
+def test_an_evaluation_in_a_few_words():
+    """Success is the mean of the task's seeds, a return that of all members."""
+    members = grid(("rooms-task1", "rooms-task2"), [0, 1], {})
+    assert progress.latest(members, dict(enumerate([1.0, 0.5, 0.0, 0.0])), "success") == "task1 75%  task2 0%"
+    members = grid(("log.npz",), [0, 1], {})
+    assert progress.latest(members, {0: -1000.0, 1: -2001.0}, "return") == "return -1500"
+    assert progress.latest(members, {}, "return") == progress.latest(members, {}, "success") == ""
+
+
+def test_a_table_of_returns_has_what_is_known():
+    members = grid(("log.npz",), [0], {"alpha": [0.1, 3.0]})
+    means = [{"return": -12.3456789, "success": 0.5, "value": 2.0}, {"return": 1e6, "discounted": 3.0}]
+    console = Console(width=200)
+    with console.capture() as said:
+        console.print(progress.returns("what it is", members, means, [True, False]))
+    assert [line.split() for line in said.get().splitlines()] == [
+        ["what", "it", "is"],
+        ["seed", "alpha", "return", "success", "expected", "obtained"],
+        ["0", "0.1", "-12.346", "0.5", "2"],
+        ["0", "3", "1e+06", "3"],
+        ["1", "of", "2", "members", "diverged", "and", "were", "frozen"],
+    ]
+
+
 def test_lines_are_few_and_a_resumed_run_goes_on_with_them(capsys: pytest.CaptureFixture[str]):
     with progress.bar("a", 1, 1000, 450, True) as update:
         for step in range(451, 1001):
-            update(step, {})
+            update(step, "")
     said = capsys.readouterr().err.splitlines()
     assert [line.split()[2] for line in said] == ["500", "600", "700", "800", "900", "1,000"]
     with progress.bar("a", 1, 1000, 0, False) as update:
-        update(1000, {})
+        update(1000, "")
     assert capsys.readouterr().err == ""
 
 

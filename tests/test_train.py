@@ -88,7 +88,7 @@ def test_scores_are_means_of_the_last_three_evaluations(finished):
     for index, member in enumerate(summary["members"]):
         for found, step in zip(member["evaluations"], EVALUATIONS, strict=True):
             own = [e for e in episodes if (e["member"], e["step"]) == (index, step)]
-            assert found.keys() == {"step", "success", "discounted", "value"} and found["step"] == step
+            assert found.keys() == {"step", "success", "return", "discounted", "value"} and found["step"] == step
             for name in ("success", "discounted", "value"):
                 assert found[name] == pytest.approx(np.mean([e[name] for e in own]))
         successes = [found["success"] for found in member["evaluations"]]

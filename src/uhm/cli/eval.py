@@ -14,6 +14,7 @@ from tyro.conf import Positional
 from uhm.errors import UhmError
 
 if TYPE_CHECKING:
+    from uhm.envs.own import Simulator
     from uhm.evaluate import Episode, Policy
     from uhm.train import Restored
 
@@ -37,7 +38,8 @@ class Eval:
     seed: int | None = None
     """Seed of all episodes (default: each member's own, as in training)."""
     env: str | None = None
-    """For a run on logs: the Gymnasium id of a simulator, or MODULE:ID (default of minari:NAME: the recorded one)."""
+    """For a run on logs: a simulator, by its Gymnasium id, MODULE:ID, or minari:NAME for that of these data (default:
+    the one of training, if any, else the last one for a run on minari:NAME)."""
     logs: str | None = None
     """For a run on logs without a simulator: judge by FILE.npz or minari:NAME (default: what it learned from)."""
     fit_steps: int | None = None
@@ -86,14 +88,17 @@ class Eval:
 
         if self.video:
             raise UhmError("--video films known environments only: leave it out for a run on logs.")
-        recorded = restored.plan.environment.name.startswith(tasks.MINARI) and self.logs is None
-        if self.env is None and not recorded:
+        name = restored.plan.environment.name
+        # The one of training, or the one that Minari knows; logs that are named have precedence over both.
+        known = restored.plan.env or (name if name.startswith(tasks.MINARI) else None)
+        env = self.env or (known if self.logs is None else None)
+        if env is None:
             self._refuse(("episodes", "seed"), "is for simulators, and none is named: leave it out, or give --env.")
             given = self.logs, self.fit_steps, self.discount
             return eval_logs.evaluate(restored, self.run, self.step, *given, self.json)
-        instead = "leave out --env" if self.env is not None else f"give --logs {restored.plan.environment.name}"
+        instead = "leave out --env" if self.env is not None else f"give --logs {name}"
         self._refuse(_OF_LOGS, f"is for judging by logs, without a simulator: {instead}, or leave it out.")
-        return eval_own.evaluate(restored, self.run, self.env, self._episodes, self.seed, self.json)
+        return eval_own.evaluate(restored, self.run, env, self._episodes, self.seed, self.json)
 
     def _refuse(self, flags: tuple[str, ...], why: str) -> None:
         for flag in flags:
@@ -105,19 +110,7 @@ class Eval:
         return 50 if self.episodes is None else self.episodes
 
     def _evaluate(self, restored: "Restored") -> "tuple[Policy, list[Episode]]":
-        import jax
-
-        from uhm import tasks
-        from uhm.evaluate import Evaluator, make_act
-
-        plan, agent, state = restored.plan, restored.agent, restored.state
-        members, step = plan.members(), int(state.step)
-        size = plan.environment.observation_size
-        key = jax.random.key(step)
-        policy = make_act(agent.act, state.state, key, observation_size=size, agent_value=agent.value)
-        seeds = [member.seed if self.seed is None else self.seed for member in members]
-        with Evaluator([tasks.task(member.task) for member in members], episodes=self._episodes) as evaluator:
-            return policy, evaluator.run(policy, seeds=seeds, step=step, discounts=plan.discounts())
+        return evaluated(restored, self._episodes, self.seed)
 
     def _report(self, restored: "Restored", episodes: "list[Episode]") -> dict[str, Any]:
         import numpy as np
@@ -191,3 +184,22 @@ class Eval:
                 warnings.warn(str(error), stacklevel=2)
                 return paths, False
         return paths, True
+
+
+def evaluated(
+    restored: "Restored", count: int, seed: int | None, simulator: "Simulator | None" = None
+) -> "tuple[Policy, list[Episode]]":
+    """The run's policies and `count` episodes of each member."""
+    import jax
+
+    from uhm import tasks
+    from uhm.evaluate import Evaluator, make_act
+
+    plan, agent, state = restored.plan, restored.agent, restored.state
+    members, step = plan.members(), int(state.step)
+    size = restored.spec.observation_size
+    policy = make_act(agent.act, state.state, jax.random.key(step), observation_size=size, agent_value=agent.value)
+    seeds = [member.seed if seed is None else seed for member in members]
+    wanted = [tasks.task(member.task) for member in members]
+    with Evaluator(wanted, episodes=count, simulator=simulator) as evaluator:
+        return policy, evaluator.run(policy, seeds=seeds, step=step, discounts=plan.discounts())

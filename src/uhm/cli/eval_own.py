@@ -7,71 +7,55 @@ from typing import TYPE_CHECKING, Any
 from uhm import tasks
 
 if TYPE_CHECKING:
+    from uhm.evaluate import Episode
     from uhm.train import Restored
 
-_NUMBERS = ("return", "normalised", "length", "success", "value", "discounted")
+_ABOUT = ("member", "task", "seed", "step")  # of an episode, which its member says once
 
 
-def evaluate(restored: "Restored", run: Path, env: str | None, episodes: int, seed: int | None, as_json: bool) -> int:
-    """Evaluate all members and print what they got; `env` may be left out for logs called `minari:NAME`."""
+def evaluate(restored: "Restored", run: Path, env: str, episodes: int, seed: int | None, as_json: bool) -> int:
+    """Evaluate all members and print what they got."""
     from rich.console import Console
 
     from uhm.runs.files import plain
+    from uhm.train import progress
 
-    env = env or restored.plan.environment.name  # Minari knows where it was recorded
     with Console(stderr=True).status(f"{episodes} episodes of each member in {env} ..."):
         members = _members(restored, env, episodes, seed)
-    report = {"run": str(run), "agent": restored.plan.agent, "environment": restored.plan.environment.title}
-    report |= {"simulator": env, "step": int(restored.state.step), "episodes": episodes, "members": members}
+    plan, step = restored.plan, int(restored.state.step)
+    report = {"run": str(run), "agent": plan.agent, "environment": plan.environment.title}
+    report |= {"simulator": env, "step": step, "episodes": episodes, "members": members}
     if as_json:
         print(json.dumps(plain(report), indent=2))  # a member that diverged may expect what is no number
-    else:
-        _show(restored, report)
+        return 0
+    what = f"{plan.agent} on {plan.environment.title}: {episodes} episodes in {env} at step {step:,}"
+    if any("value" in member for member in members):
+        what += "; discounted return expected at their start, and obtained"
+    progress.show(progress.returns(what, plan.members(), members, [not member["diverged"] for member in members]))
     return 0
 
 
 def _members(restored: "Restored", env: str, count: int, seed: int | None) -> list[dict[str, Any]]:
     import numpy as np
 
-    from uhm.evaluate import own
+    from uhm.cli.eval import evaluated
+    from uhm.envs.own import Simulator, normalised
 
-    plan, state = restored.plan, restored.state
-    make, sizes = own.simulator(env), (restored.spec.observation_size, restored.spec.action_size)
-    found = []
-    for index, (member, discount) in enumerate(zip(plan.members(), plan.discounts(), strict=True)):
-        records = own.episodes(
-            make,
-            restored.policy(index),
-            restored.value(index) if restored.agent.value else None,
-            count,
-            seed=member.seed if seed is None else seed,
-            step=int(state.step),
-            discount=discount,
-            sizes=sizes,
-        )
-        if env.startswith(tasks.MINARI):
-            scores = own.normalised(env.removeprefix(tasks.MINARI), [record["return"] for record in records])
-            records = [{**r, "normalised": s} for r, s in zip(records, scores, strict=True)] if scores else records
-        known = [name for name in _NUMBERS if all(name in record for record in records)]
-        means = {name: float(np.mean([record[name] for record in records])) for name in known}
-        about = {"seed": member.seed, "hyper": plan.hyper_of(member), "diverged": not bool(state.alive[index])}
-        found.append({**about, **means, "episodes": records})
+    plan, spec, found = restored.plan, restored.spec, []
+    simulator = Simulator(env, spec.observation_size, spec.action_size)
+    simulator.check()
+    records = evaluated(restored, count, seed, simulator)[1]
+    data = env.removeprefix(tasks.MINARI) if env.startswith(tasks.MINARI) else None
+    for index, member in enumerate(plan.members()):
+        own = [_said(record) for record in records if record.member == index]
+        if data is not None and (scores := normalised(data, [one["return"] for one in own])):
+            own = [{**one, "normalised": score} for one, score in zip(own, scores, strict=True)]
+        known = [name for name in own[0] if name != "episode" and all(name in one for one in own)]
+        means = {name: float(np.mean([one[name] for one in own])) for name in known}
+        about = {"seed": member.seed, "hyper": plan.hyper_of(member), "diverged": not bool(restored.state.alive[index])}
+        found.append({**about, **means, "episodes": own})
     return found
 
 
-def _show(restored: "Restored", report: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from uhm.train import names, progress
-
-    known = [name for name in _NUMBERS if all(name in member for member in report["members"])]
-    table = Table(box=None)
-    for column in ("seed", *restored.plan.axes, *known):
-        table.add_column({"value": "expected", "discounted": "obtained"}.get(column, column), justify="right")
-    for member in report["members"]:
-        settings = [names.value(member["hyper"][axis]) for axis in restored.plan.axes]
-        table.add_row(str(member["seed"]), *settings, *(f"{member[name]:.5g}" for name in known))
-    what = f"{report['episodes']} episodes in {report['simulator']} at step {report['step']:,}"
-    more = "; discounted return expected at their start, and obtained" if "value" in known else ""
-    print(f"{report['agent']} on {report['environment']}: {what}{more}")
-    progress.show(table)
+def _said(record: "Episode") -> dict[str, Any]:
+    return {name: value for name, value in record.to_json().items() if name not in _ABOUT}

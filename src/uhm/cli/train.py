@@ -46,6 +46,8 @@ class Train:
     """Keep data on the `device`, or on the `host`: memory-mapped, logs of your own in its memory."""
     normalise: bool | None = None
     """Scale observations to mean 0 and standard deviation 1 in the data (default: True for logs, else False)."""
+    env: str | None = None
+    """For logs: a simulator to evaluate in, by its Gymnasium id, MODULE:ID, or minari:NAME for that of these data."""
     eval_interval: int | None = None
     """Steps between evaluations (default: 100k, a tenth of a short run)."""
     eval_episodes: int | None = None
@@ -107,7 +109,8 @@ def _end(directory: Path, summary: dict[str, Any]) -> int:
     if tasks.is_own(summary["environment"]) and not failed:
         print(f"its policy: uhm.train.load_run({str(directory)!r}).policy(), a function of observations")
         question = "which member to trust" if len(summary["members"]) > 1 else "what it is worth"
-        print(f"{question}, by the logs: uhm eval {directory}")
+        if not any(member["evaluations"] for member in summary["members"]):
+            print(f"{question}, by the logs: uhm eval {directory}")
     try:
         print(f"page: {report.write([directory], directory / 'report')}")
     except (UhmError, OSError) as error:

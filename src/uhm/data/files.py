@@ -8,12 +8,12 @@ mask of a row belong to the action taken there.
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from uhm.data.dataset import ACTION_LIMIT, Dataset, make_dataset
 from uhm.data.npz import NpzFile, aligned
+from uhm.envs.own import minari_store
 from uhm.errors import UhmError
 from uhm.tasks import MINARI
 
@@ -102,18 +102,6 @@ def check_finite(values: np.ndarray, field: str, source: str, first_row: int = 0
             f"and cannot be learned from beyond {LARGEST:g}: scale the field, or drop that trajectory."
         )
     raise UhmError(f"{source}: field '{field}' has NaN or infinite values, the first at row {row}.")
-
-
-def minari_store(name: str) -> Any:
-    """A data set in Minari's local store."""
-    try:
-        import minari
-    except ImportError as error:
-        raise UhmError("Minari data need the extra: in the clone, pip install '.[minari]'.") from error
-    try:
-        return minari.load_dataset(name)
-    except (FileNotFoundError, ValueError, KeyError) as error:
-        raise UhmError(f"Minari has no local data set '{name}'; get it with: minari download {name}") from error
 
 
 def load_minari(name: str) -> Dataset:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from uhm.evaluate.evaluator import Evaluator
     from uhm.evaluate.policy import Act, Policy, make_act
-    from uhm.evaluate.records import Episode, complete, means_by_step, score, success_by_step
+    from uhm.evaluate.records import Episode, beside, by_step, complete, means_by_step, score
     from uhm.evaluate.video import record_video
 
 __all__ = [
@@ -18,12 +18,13 @@ __all__ = [
     "Episode",
     "Evaluator",
     "Policy",
+    "beside",
+    "by_step",
     "complete",
     "make_act",
     "means_by_step",
     "record_video",
     "score",
-    "success_by_step",
 ]
 
 _HOME = {"Evaluator": "evaluator", "Act": "policy", "Policy": "policy", "make_act": "policy", "record_video": "video"}

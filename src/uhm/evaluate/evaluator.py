@@ -6,6 +6,7 @@ and a batch for the policy mostly reads the weights of one member. Exactly `epis
 are finished, so short ones do not count more. An episode depends on its seeds alone, not on lanes or workers.
 """
 
+import math
 import os
 import threading
 from collections import deque
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from uhm.envs.own import Simulator
 from uhm.errors import UhmError
 from uhm.evaluate import rooms
 from uhm.evaluate.board import HALVES, IDLE, RESET, STEP, Board
@@ -36,12 +38,20 @@ _NOBODY = -1
 class Evaluator:
     """Evaluates a population again and again; `tasks[i]` is the task of member i, all of one environment.
 
+    What learned from logs is evaluated in a `simulator` of the user's own.
+
     Worker processes start with the first `run` and stay until `close`. `workers` is their number (default: one per
     core), `lanes` the number of environments they hold together (default: by domain and free memory).
     """
 
     def __init__(
-        self, tasks: Sequence[Task], *, episodes: int = 50, workers: int | None = None, lanes: int | None = None
+        self,
+        tasks: Sequence[Task],
+        *,
+        episodes: int = 50,
+        workers: int | None = None,
+        lanes: int | None = None,
+        simulator: Simulator | None = None,
     ):
         for name, value in (("episodes", episodes), ("workers", workers), ("lanes", lanes)):
             if value is not None and value < 1:
@@ -51,7 +61,7 @@ class Evaluator:
             raise UhmError(f"the members of one evaluation share an environment, not {', '.join(names) or 'none'}.")
         self.tasks = tuple(tasks)
         self.episodes = episodes
-        self._environment = tasks[0].environment
+        self._environment, self._simulator = tasks[0].environment, simulator
         self.workers, self.lanes = _sizes(self._environment, len(tasks) * episodes, workers, lanes)
         self._pool: Pool | None = None
         self._closed = False
@@ -84,7 +94,7 @@ class Evaluator:
     def _ready_pool(self) -> Pool:
         pool = self._pool
         if pool is None:
-            pool = self._pool = Pool(self._environment, self.lanes, self.workers)
+            pool = self._pool = Pool(self._simulator or self._environment, self.lanes, self.workers)
             self._refuse_if_closed()  # again, for `close` may have come too early to see the pool
             pool.wait_ready()
         return pool
@@ -186,7 +196,8 @@ class _Run:
             board.command[mine] = np.where(self._member[mine] == _NOBODY, IDLE, STEP)
         for lane in half + len(HALVES) * np.flatnonzero(board.done[mine]):
             member, episode = int(self._member[lane]), int(self._episode[lane])
-            result = (float(board.success[lane]), float(board.return_[lane]), int(board.length[lane]))
+            success = float(board.success[lane])  # a simulator of the user's own need not know
+            result = (None if math.isnan(success) else success, float(board.return_[lane]), int(board.length[lane]))
             names = (self._tasks[member].name, int(self._seeds[member]), self._step, episode)
             discounted = brief(float(board.discounted[lane])) if self._discounts else None
             self._done.append(Episode(member, *names, *result, discounted))

@@ -11,6 +11,7 @@ import weakref
 from pathlib import Path
 from typing import IO
 
+from uhm.envs.own import Simulator
 from uhm.errors import UhmError
 from uhm.evaluate.board import FAILED, HALVES, READY, Board
 from uhm.tasks import Environment
@@ -19,9 +20,10 @@ _WORKER: tuple[str, ...] = ("-m", "uhm.evaluate.worker")
 
 
 class Pool:
-    """`workers` processes with `lanes` environments between them. All waits are blocking reads."""
+    """`workers` processes with `lanes` environments between them, of a known kind or the user's own. All waits are
+    blocking reads."""
 
-    def __init__(self, environment: Environment, lanes: int, workers: int):
+    def __init__(self, what: Environment | Simulator, lanes: int, workers: int):
         self._processes: list[subprocess.Popen[bytes]] = []
         # Mazes leave their xml files here, MuJoCo its log, and workers what they print.
         self._folder = tempfile.TemporaryDirectory(prefix="uhm-evaluate-", ignore_cleanup_errors=True)
@@ -30,8 +32,9 @@ class Pool:
         try:
             memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
             with tempfile.TemporaryFile(dir=memory) as file:
-                self.board = Board(file, lanes, environment.observation_size, environment.action_size)
-                setup = {"environment": dataclasses.asdict(environment), "lanes": lanes, "workers": workers}
+                self.board = Board(file, lanes, what.observation_size, what.action_size)
+                setup = {"what": dataclasses.asdict(what), "own": isinstance(what, Simulator)}
+                setup |= {"lanes": lanes, "workers": workers}
                 for worker in range(workers):
                     self._processes.append(_start(self._folder.name, setup | {"worker": worker}, file))
             self._active = [[w for w in range(workers) if self.board.owned(h, w, workers)] for h in HALVES]
@@ -82,7 +85,8 @@ class Pool:
 def _start(folder: str, setup: dict, file: IO[bytes]) -> subprocess.Popen[bytes]:
     # A program of its own and not `multiprocessing`: that would import the caller's main module, and JAX with it.
     root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    # Also where the user stands: a module there may have the simulator.
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"), *sys.path, str(Path.cwd()))))
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     own = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "TMPDIR": folder}
     number = file.fileno()

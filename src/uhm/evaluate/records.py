@@ -11,7 +11,8 @@ class Episode(NamedTuple):
     """One finished episode. `seed` is the member's, `step` the gradient step of the evaluation.
 
     `discounted` is the return as the agent discounts it, up to the episode's limit, and `value` what the agent expected
-    of it at the first observation; None where the one or the other is not known.
+    of it at the first observation; None where the one or the other is not known. Nor is `success` in every simulator of
+    a user's own.
     """
 
     member: int
@@ -19,7 +20,7 @@ class Episode(NamedTuple):
     seed: int
     step: int
     episode: int
-    success: float
+    success: float | None
     return_: float
     length: int
     discounted: float | None = None
@@ -32,7 +33,8 @@ class Episode(NamedTuple):
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Episode":
         """What `to_json` gave. An expectation that was not a number was stored as null."""
-        return cls(**{("return_" if name == "return" else name): value for name, value in data.items()})
+        known = {("return_" if name == "return" else name): value for name, value in data.items()}
+        return cls(**{"success": None, **known})
 
 
 def brief(number: float) -> float:
@@ -54,12 +56,12 @@ def complete(records: Sequence[Episode], members: int, episodes: int) -> list[Ep
 def means_by_step(records: Iterable[Episode]) -> dict[int, dict[int, dict[str, float]]]:
     """What each member's episodes have in the mean at each evaluation, members and steps in order.
 
-    `success` always, `discounted` and `value` where all episodes of the evaluation know them.
+    `return` always, `success`, `discounted` and `value` where all episodes of the evaluation know them.
     """
     found: dict[int, dict[int, list[Episode]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         found[record.member][record.step].append(record)
-    names = ("success", "discounted", "value")
+    names = ("success", "return_", "discounted", "value")
     return {
         member: {step: means(steps[step], names) for step in sorted(steps)} for member, steps in sorted(found.items())
     }
@@ -71,13 +73,24 @@ def means(records: Sequence[Episode], names: Sequence[str]) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in columns.items() if None not in values}
 
 
-def success_by_step(records: Iterable[Episode]) -> dict[int, dict[int, float]]:
-    """Mean success of each member at each evaluation, members and steps in order."""
-    means = means_by_step(records)
-    return {member: {step: found["success"] for step, found in steps.items()} for member, steps in means.items()}
+def by_step(records: Iterable[Episode], name: str = "success") -> dict[int, dict[int, float]]:
+    """The mean of `success` or `return` of each member at each evaluation, members and steps in order."""
+    return {m: {step: found[name] for step, found in steps.items()} for m, steps in means_by_step(records).items()}
 
 
-def score(records: Iterable[Episode], last: int = 3) -> dict[int, float]:
-    """The reported number of each member: its mean success over the last three evaluations."""
-    by_step = success_by_step(records)
-    return {member: float(np.mean(list(steps.values())[-last:])) for member, steps in by_step.items()}
+def score(records: Iterable[Episode], last: int = 3, name: str = "success") -> dict[int, float]:
+    """The reported number of each member: the mean over its last three evaluations."""
+    return {member: float(np.mean(list(steps.values())[-last:])) for member, steps in by_step(records, name).items()}
+
+
+def beside(
+    lines: Iterable[dict[str, Any]], evaluations: dict[int, dict[int, dict[str, float]]], members: int
+) -> list[dict[str, Any]]:
+    """The lines of a log with the means of evaluations as further columns, None where a member was not evaluated."""
+    found = {line["step"]: dict(line) for line in lines}
+    for member, steps in evaluations.items():
+        for step, means in steps.items():
+            line = found.setdefault(step, {"step": step})
+            for name, value in means.items():
+                line.setdefault(name, [None] * members)[member] = value
+    return [found[step] for step in sorted(found)]

@@ -17,6 +17,8 @@ import gymnasium
 import numpy as np
 
 from uhm import envs
+from uhm.envs.own import Simulator
+from uhm.errors import UhmError
 from uhm.evaluate.board import FAILED, HALVES, READY, RESET, STEP, Board
 from uhm.tasks import Environment
 
@@ -38,11 +40,25 @@ class Simulation:
 
     def reset(self, task: int, seeds: Sequence[int]) -> np.ndarray:
         """The first observation. Later resets clear all traces of the episode before (checked in every family)."""
-        self.env._reward_task_id = task
+        self._choose(task)
         in_global, in_env, in_actions = (int(seed) for seed in seeds)
         np.random.seed(in_global)  # mazes draw from it
         self.env.action_space.seed(in_actions)
         return self.env.reset(seed=in_env)[0]
+
+    def _choose(self, task: int) -> None:
+        self.env._reward_task_id = task
+
+
+class OwnSimulation(Simulation):
+    """One environment of the user's own, which is one task; whether its resets leave traces is up to it."""
+
+    def __init__(self, simulator: Simulator):
+        self.env = simulator.make()
+        self.limit = self.env.limit
+
+    def _choose(self, task: int) -> None:
+        pass
 
 
 def step_lane(board: Board, lane: int, simulation: Simulation) -> None:
@@ -70,10 +86,11 @@ def main() -> None:
     os.dup2(2, 1)
     try:
         setup = json.loads(sys.argv[1])
-        environment = Environment(**setup["environment"])
-        board = Board(setup["file"], setup["lanes"], environment.observation_size, environment.action_size)
+        own = setup["own"]
+        what: Any = Simulator(**setup["what"]) if own else Environment(**setup["what"])
+        board = Board(setup["file"], setup["lanes"], what.observation_size, what.action_size)
         lanes = [board.owned(half, setup["worker"], setup["workers"]) for half in HALVES]
-        simulations = {lane: Simulation(environment) for half in lanes for lane in half}
+        simulations = {lane: (OwnSimulation if own else Simulation)(what) for half in lanes for lane in half}
         os.write(answers, READY)
         while message := os.read(0, 1):
             for lane in lanes[message[0]]:
@@ -81,7 +98,8 @@ def main() -> None:
             os.write(answers, READY)
     except Exception as error:
         traceback.print_exc()
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        name = "" if isinstance(error, UhmError) else f"{type(error).__name__}: "
+        reason = name + " ".join(str(error).split())
         with contextlib.suppress(OSError):
             os.write(answers, FAILED + reason.encode())
         sys.exit(1)

@@ -188,7 +188,7 @@ def _read(directory: Path) -> tuple[Run, list[Member]]:
     sessions = about.get("sessions", [])
     wanted = [tasks.task(name) for name in config["tasks"]]
     environment = wanted[0].environment
-    rows = summary["members"] if summary else _unfinished(directory, config)
+    rows = summary["members"] if summary else unfinished(directory, config)
     members = [_member(directory, config, row, summary is not None) for row in rows]
     reached = summary["steps"] if summary else max((member.reached for member in members), default=0)
     log = JsonLines(directory / "metrics.jsonl")
@@ -218,6 +218,8 @@ def _read(directory: Path) -> tuple[Run, list[Member]]:
 
 def _member(directory: Path, config: dict[str, Any], row: dict[str, Any], finished: bool) -> Member:
     task = tasks.task(row["task"])
+    # A simulator of the user's own pays returns, which compare with nothing here: `logs` has those.
+    evaluations = [] if task.environment.own else row["evaluations"]
     return Member(
         agent=config["agent"],
         task=task,
@@ -225,10 +227,10 @@ def _member(directory: Path, config: dict[str, Any], row: dict[str, Any], finish
         hyper=row["hyper"],
         setting=_setting(config, row["hyper"], task.environment),
         # A score that was not a number was stored as null: that agent did not succeed.
-        evaluations={e["step"]: 100.0 * (e["success"] or 0.0) for e in row["evaluations"]},
+        evaluations={e["step"]: 100.0 * (e["success"] or 0.0) for e in evaluations},
         values={
             e["step"]: Value(e["value"], e["discounted"])
-            for e in row["evaluations"]
+            for e in evaluations
             if None not in (e.get("value"), e.get("discounted"))
         },
         steps=config["steps"],
@@ -239,7 +241,7 @@ def _member(directory: Path, config: dict[str, Any], row: dict[str, Any], finish
     )
 
 
-def _unfinished(directory: Path, config: dict[str, Any]) -> list[dict[str, Any]]:
+def unfinished(directory: Path, config: dict[str, Any]) -> list[dict[str, Any]]:
     """The members of a run without a summary, as the summary would list them."""
     from uhm.population import grid
 

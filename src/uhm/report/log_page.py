@@ -18,6 +18,7 @@ def sections(logs: Sequence[Log]) -> list[dict[str, Any]]:
         {
             "title": log.title,
             "name": log.runs[0].environment.name,
+            "simulators": sorted({member.hyper["env"] for member in log.members if "env" in member.hyper}),
             "charts": [f"logs-{log.stem}-metrics"],
             "more": [f"logs-{log.stem}-others"],
             "table": _table(log, log.metrics),
@@ -36,7 +37,7 @@ def sections(logs: Sequence[Log]) -> list[dict[str, Any]]:
 
 
 def _table(log: Log, metrics: Sequence[str]) -> dict[str, Any]:
-    """One row per member: who it is, and what it logged last."""
+    """One row per member: who it is, what it logged last, and its last evaluations."""
     several_runs, several_agents = len(log.runs) > 1, len(log.agents) > 1
     head = [("run", "text")] * several_runs + [("member", "number")] + [("agent", "text")] * several_agents
     head += [(name, "number") for name in (*log.columns, "seed", *metrics)] + [("diverged", "text")]
@@ -49,7 +50,7 @@ def _table(log: Log, metrics: Sequence[str]) -> dict[str, Any]:
             text = shown(member.hyper[name]) if name in member.hyper else "–"
             cells.append(Cell(text, _order(member.hyper.get(name))))
         cells.append(Cell(str(member.seed), str(member.seed)))
-        cells += [_number(member.values[name][-1] if name in member.values else None) for name in metrics]
+        cells += [_number(member.last(name)) for name in metrics]
         gone = "yes" if member.diverged else "no"
         return [*cells, Cell(gone, gone, "difference below" if member.diverged else "quiet")]
 

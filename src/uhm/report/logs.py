@@ -1,4 +1,6 @@
-"""Runs on logs of one's own. Nothing can be evaluated there, so what is reported is what was logged while training."""
+"""Runs on logs of one's own. They compare with no paper, so what is reported is what was logged while training, and the
+evaluations in a simulator of the user's own where there was one.
+"""
 
 import csv
 import dataclasses
@@ -11,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from uhm.errors import UhmError
+from uhm.evaluate import beside
 from uhm.population import grid
 from uhm.report.charts import COLOURS, SPARE, Chart, Curve, Panel, nonempty
-from uhm.report.collect import Run
+from uhm.report.collect import LAST, Run, unfinished
 from uhm.report.writers import NAMES
 from uhm.runs.files import JsonLines, read_json
 from uhm.train import names
@@ -24,7 +27,9 @@ _NO_COLUMN = {"steps"}  # how long training lasts is in the table of runs
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One trained agent. `values` are its numbers by metric, one per log line; None where one was not finite."""
+    """One trained agent. `values` are its numbers by metric, one per step; None where one was not finite, or there was
+    none. Those of `evaluated` are means over the episodes of an evaluation, the others are of training.
+    """
 
     run: Run
     index: int
@@ -33,6 +38,15 @@ class Member:
     diverged: bool
     steps: list[int]
     values: dict[str, list[float | None]]
+    evaluated: frozenset[str] = frozenset()
+
+    def last(self, metric: str) -> float | None:
+        """What was logged last, or the mean of the last three evaluations."""
+        own = self.values.get(metric, [None])
+        if metric not in self.evaluated:
+            return own[-1]
+        known = [value for value in own if value is not None][-LAST:]
+        return statistics.fmean(known) if known else None
 
 
 class Line(NamedTuple):
@@ -99,18 +113,27 @@ def _members(run: Run) -> list[Member]:
     members = grid(config["tasks"], config["seeds"], config.get("axes", {}))
     if not lines:
         return []
-    summary = read_json(run.directory / "summary.json")["members"] if run.finished else None
+    rows = read_json(run.directory / "summary.json")["members"] if run.finished else unfinished(run.directory, config)
     whole = lambda value: isinstance(value, list) and len(value) == len(members)  # noqa: E731
-    metrics = dict.fromkeys(name for line in lines for name, value in line.items() if whole(value))
-    found = []
+    means = {index: {e["step"]: _numbers(e) for e in row["evaluations"]} for index, row in enumerate(rows)}
+    evaluated = frozenset(name for steps in means.values() for found in steps.values() for name in found)
+    columns, found = beside(lines, means, len(members)), []
     for index, member in enumerate(members):
-        values = {name: [line[name][index] if name in line else None for line in lines] for name in metrics}
+        own = [{name: value[index] for name, value in line.items() if whole(value)} for line in columns]
+        values = {name: [line.get(name) for line in own] for name in dict.fromkeys(n for line in own for n in line)}
         # Before the summary tells, a number that is none is the sign of it.
-        gone = summary[index]["diverged"] if summary else any(own[-1] is None for own in values.values())
-        scaled = {"normalise": config.get("normalise", False)}
-        hyper = {**config.get("config", {}), **config["hyper"], **scaled, **dict(member.hyper)}
-        found.append(Member(run, index, member.seed, hyper, gone, [line["step"] for line in lines], values))
+        none = any(whole(value) and value[index] is None for value in lines[-1].values())
+        gone = rows[index]["diverged"] if run.finished else none
+        more = {"normalise": config.get("normalise", False)}
+        more |= {"env": config["env"]} if config.get("env") is not None else {}
+        hyper = {**config.get("config", {}), **config["hyper"], **more, **dict(member.hyper)}
+        steps = [line["step"] for line in columns]
+        found.append(Member(run, index, member.seed, hyper, gone, steps, values, evaluated))
     return found
+
+
+def _numbers(evaluation: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in evaluation.items() if name != "step"}
 
 
 def _varied(members: Sequence[Member]) -> dict[str, list[str]]:
@@ -145,9 +168,8 @@ def lines(log: Log) -> list[Line]:
 
 
 def last(line: Line, metric: str) -> float | None:
-    """What was logged last, the median over the members that did not diverge."""
-    own = [member.values[metric][-1] for member in line.members if not member.diverged and metric in member.values]
-    known = [value for value in own if value is not None]
+    """What was logged last, the median over the members that did not diverge; of evaluations the last three's mean."""
+    known = [v for member in line.members if not member.diverged and (v := member.last(metric)) is not None]
     return statistics.median(known) if known else None
 
 
@@ -212,7 +234,7 @@ def _brief(value: float) -> float:
 
 
 def to_csv(logs: Sequence[Log]) -> str:
-    """One line per member, with everything that it logged last."""
+    """One line per member, with everything that it logged last, and its last evaluations."""
     varied = list(dict.fromkeys(name for log in logs for name in log.columns))
     metrics = list(dict.fromkeys(name for log in logs for name in (*log.metrics, *log.others)))
     text = io.StringIO()
@@ -221,8 +243,7 @@ def to_csv(logs: Sequence[Log]) -> str:
     for log in logs:
         for member in log.members:
             own = [shown(member.hyper[name]) if name in member.hyper else "" for name in varied]
-            last = [member.values[name][-1] if name in member.values else None for name in metrics]
             about = [log.title, member.run.directory.name, member.index, member.run.agent]
-            numbers = ["" if value is None else repr(value) for value in last]
+            numbers = ["" if (value := member.last(name)) is None else repr(value) for name in metrics]
             writer.writerow([*about, *own, member.seed, member.steps[-1], str(member.diverged).lower(), *numbers])
     return text.getvalue()

@@ -8,11 +8,13 @@ summary = train("uhm", "rooms", seeds=3)
 """
 
 import datetime
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from uhm.data import Dataset
 from uhm.data.inspect import shortfall
 from uhm.errors import UhmError
 from uhm.runs import Run, Sink
@@ -47,7 +49,7 @@ def train(
 
 def start(plan: Plan, directory: Path, *, show: bool = False, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
     """A new run of `plan` in `directory`."""
-    dataset = data_of(plan)  # before the directory is made: missing data must not leave an empty run behind
+    dataset = _ready(plan)  # before the directory is made: what cannot begin must not leave an empty run behind
     kept = plan.keep_checkpoints
     with Run.create(directory, plan.to_json(), keep=kept, sinks=sinks) as run, session(plan, run, dataset) as training:
         return _finish(training, directory, show)
@@ -69,9 +71,17 @@ def resume(directory: Path | str, *, show: bool = False, sinks: Sequence[Sink] =
             if show:
                 _show(plan, finished, f"{directory} is finished; nothing is left to do.")
             return finished
-        with session(plan, run) as training:
+        with session(plan, run, _ready(plan)) as training:
             training.restore()
             return _finish(training, directory, show)
+
+
+def _ready(plan: Plan) -> Dataset:
+    """The plan's data, and a simulator of the user's own tried out."""
+    dataset = data_of(plan)
+    if simulator := plan.simulator(dataset.observations.shape[1], dataset.actions.shape[1]):
+        simulator.check()
+    return dataset
 
 
 def _finish(training: Training, directory: Path, show: bool) -> dict[str, Any]:
@@ -106,9 +116,21 @@ def _show(plan: Plan, summary: dict[str, Any], line: str) -> None:
     if not plan.environment.own:
         scores = {index: member["score"] for index, member in enumerate(summary["members"])}
         progress.show(progress.table(plan.agent, plan.members(), scores, alive))
+    elif plan.env is not None:
+        what = f"{plan.agent} on {plan.environment.title} in {plan.env}: mean of the last three evaluations"
+        means = [last_means(member["evaluations"]) for member in summary["members"]]
+        progress.show(progress.returns(what, plan.members(), means, alive))
     elif not all(alive):
         print(progress.diverged(alive))
     print(line)  # not through rich, which would break a long path
+
+
+def last_means(evaluations: Sequence[Mapping[str, float]], last: int = 3) -> dict[str, float]:
+    """The means over the last three evaluations of a summary, of what all of them know."""
+    some = evaluations[-last:]
+    # A mean that was no number was stored as null.
+    known = [name for name in some[0] if name != "step" and all(one.get(name) is not None for one in some)]
+    return {name: statistics.fmean(one[name] for one in some) for name in known}
 
 
 def default_directory(plan: Plan) -> Path:

@@ -175,7 +175,7 @@ def _train(restored: Restored, fit: Fit, run: Run, steps: int, show: bool) -> tu
             run.log(step, {"seconds": seconds, **values})
             if step // _SAVE > (step - more) // _SAVE or step == steps:
                 run.save(step, state)
-            update(step, {})
+            update(step, "")
     if step < steps:
         run.save(step, state, block=True)
         raise KeyboardInterrupt(f"stopped at step {step:,} of {steps:,}, all saved: the same command goes on.")

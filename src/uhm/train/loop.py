@@ -21,7 +21,8 @@ from uhm import population, tasks
 from uhm.agents import Agent, Spec
 from uhm.data import Dataset, batches
 from uhm.data.source import data_directory, load, provide
-from uhm.evaluate import Episode, Evaluator, complete, make_act, means_by_step, score, success_by_step
+from uhm.envs.own import normalised
+from uhm.evaluate import Episode, Evaluator, beside, by_step, complete, make_act, means_by_step, score
 from uhm.evaluate.records import means
 from uhm.interrupts import interruptible
 from uhm.population import Population
@@ -38,7 +39,7 @@ class Training:
     """One run in progress."""
 
     def __init__(self, plan: Plan, run: Run, evaluator: Evaluator | None, dataset: Dataset, spec: Spec):
-        self.plan, self.run, self.evaluator = plan, run, evaluator
+        self.plan, self.run, self.evaluator, self.spec = plan, run, evaluator, spec
         self.members = plan.members()
         run.name_members(names.labels(self.members))
         self.agent, self.hyper = build(plan, spec)
@@ -49,7 +50,7 @@ class Training:
         self.seconds = 0.0  # of training, over all sessions
         self.pending: Future[list[Episode]] | None = None
         self.untold: list[Episode] = []  # an evaluation that is recorded, and the sinks know nothing of
-        self.success: dict[str, float] = {}
+        self.latest = ""  # what the last evaluation said, in a few words
         self.thread = ThreadPoolExecutor(1, "uhm-evaluation")
 
     def restore(self) -> None:
@@ -65,7 +66,7 @@ class Training:
         if len(whole) < len(episodes):  # a kill cut the last one short
             self.run.drop_episodes_after(latest)
         newest = [episode for episode in whole if episode.step == latest]
-        self._note_success(newest)
+        self._note(newest)
         if self._evaluates_at(self.step) and latest != self.step:
             self._begin_evaluation()
         elif latest == self.step:
@@ -76,7 +77,7 @@ class Training:
         with interruptible(signal.SIGINT) as stopped:
             while self.step < self.plan.steps and not stopped.is_set():
                 self._chunk()
-                update(self.step, self.success)
+                update(self.step, self.latest)
             self._finish_evaluation()  # also before saving, or a resumed run would never make up for it
             if self.step < self.plan.steps:
                 self.run.save(self.step, self.state, block=True)
@@ -86,7 +87,7 @@ class Training:
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds."""
         episodes = [Episode.from_json(record) for record in self.run.episodes()]
-        scores, means = score(episodes), means_by_step(episodes)
+        scores, found = score(episodes, name=self.plan.measure), evaluations(self.plan, episodes)
         alive = np.asarray(self.state.alive)
         params = getattr(self.state.state, "params", self.state.state)
         return {
@@ -104,7 +105,7 @@ class Training:
                     "seed": member.seed,
                     "hyper": self.plan.hyper_of(member),
                     "score": scores.get(index),  # none of logs, where there is nothing to evaluate in
-                    "evaluations": [{"step": at, **found} for at, found in means.get(index, {}).items()],
+                    "evaluations": [{"step": at, **means} for at, means in found.get(index, {}).items()],
                     "diverged": not bool(alive[index]),
                     "params_sha256": params_sha256(jax.tree.map(lambda x, i=index: x[i], params)),
                 }
@@ -117,12 +118,13 @@ class Training:
         from uhm.train import picture
 
         title = f"{self.plan.agent} on {self.plan.environment.title}"
-        if self.evaluator is None:
-            picture.draw_metrics(path, title, self.members, self.run.metrics(), np.asarray(self.state.alive).tolist())
+        episodes = [Episode.from_json(record) for record in self.run.episodes()]
+        if self.plan.environment.own:
+            log = beside(self.run.metrics(), evaluations(self.plan, episodes), len(self.members))
+            picture.draw_metrics(path, title, self.members, log, np.asarray(self.state.alive).tolist())
             return
         rooms = self.plan.environment is tasks.ROOMS
         walks = picture.walk_rooms(self.agent, self.state.state, self.members) if rooms else None
-        episodes = [Episode.from_json(record) for record in self.run.episodes()]
         picture.draw(path, title, self.members, episodes, walks)
 
     def _chunk(self) -> None:
@@ -157,7 +159,7 @@ class Training:
     def _begin_evaluation(self) -> None:
         """Copy the policies and let another thread evaluate them while training goes on."""
         assert self.evaluator is not None
-        size = self.plan.environment.observation_size
+        size = self.spec.observation_size
         key, value = jax.random.key(self.step), self.agent.value
         policy = make_act(self.agent.act, self.state.state, key, observation_size=size, agent_value=value)
         about = {"seeds": [member.seed for member in self.members], "discounts": self.plan.discounts()}
@@ -170,8 +172,9 @@ class Training:
         self.run.log_episodes(episode.to_json() for episode in episodes)
         self.untold = episodes
         self._tell_sinks()
-        self._note_success(episodes)
-        self.run.rate(episodes[0].step, float(np.mean(list(self.success.values()))))
+        self._note(episodes)
+        rated = [rating for steps in by_step(episodes, self.plan.measure).values() for rating in steps.values()]
+        self.run.rate(episodes[0].step, float(np.mean(rated)))
 
     def _tell_sinks(self) -> None:
         """Tell of an evaluation that came, at the step of now: some sinks drop what belongs to an earlier one."""
@@ -185,10 +188,10 @@ class Training:
         self.run.tell(self.step, {"eval": {"step": self.untold[0].step, **values}})
         self.untold = []
 
-    def _note_success(self, episodes: list[Episode]) -> None:
-        """Remember the success per task of one evaluation."""
-        latest = {m: next(iter(steps.values())) for m, steps in success_by_step(episodes).items()}
-        self.success = progress.by_task(self.members, latest)
+    def _note(self, episodes: list[Episode]) -> None:
+        """Remember what one evaluation said."""
+        rated = {m: next(iter(steps.values())) for m, steps in by_step(episodes, self.plan.measure).items()}
+        self.latest = progress.latest(self.members, rated, self.plan.measure)
 
     def _report_frozen(self, before: np.ndarray, after: np.ndarray) -> None:
         for index in np.flatnonzero(before & ~after):
@@ -216,11 +219,10 @@ def advance(agent: Agent, state: Population, hyper: Any, data: Dataset, steps: i
 
 
 @contextmanager
-def session(plan: Plan, run: Run, dataset: Dataset | None = None) -> Iterator[Training]:
-    """A training with its evaluator and its data, all of which end with it."""
-    dataset = data_of(plan) if dataset is None else dataset
+def session(plan: Plan, run: Run, dataset: Dataset) -> Iterator[Training]:
+    """A training with its evaluator, which ends with it."""
     spec = keep_spec(run, plan, dataset)
-    with _evaluator(plan) as evaluator:
+    with _evaluator(plan, spec) as evaluator:
         training = Training(plan, run, evaluator, dataset, spec)
         try:
             yield training
@@ -228,10 +230,24 @@ def session(plan: Plan, run: Run, dataset: Dataset | None = None) -> Iterator[Tr
             training.thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _evaluator(plan: Plan) -> AbstractContextManager[Evaluator | None]:
-    if plan.environment.own:
+def _evaluator(plan: Plan, spec: Spec) -> AbstractContextManager[Evaluator | None]:
+    if not plan.evaluated:
         return nullcontext()
-    return Evaluator([tasks.task(member.task) for member in plan.members()], episodes=plan.eval_episodes)
+    wanted = [tasks.task(member.task) for member in plan.members()]
+    simulator = plan.simulator(spec.observation_size, spec.action_size)
+    return Evaluator(wanted, episodes=plan.eval_episodes, simulator=simulator)
+
+
+def evaluations(plan: Plan, episodes: list[Episode]) -> dict[int, dict[int, dict[str, float]]]:
+    """`means_by_step`, in Minari's simulators with normalised returns where these are known."""
+    found = means_by_step(episodes)
+    if plan.env is None or not plan.env.startswith(tasks.MINARI):
+        return found
+    means = [one for steps in found.values() for one in steps.values()]
+    scores = normalised(plan.env.removeprefix(tasks.MINARI), [one["return"] for one in means])
+    for one, value in zip(means, scores or [], strict=False):
+        one["normalised"] = value
+    return found
 
 
 def data_of(plan: Plan) -> Dataset:

@@ -7,7 +7,7 @@ from uhm.population import Member
 
 Setting = tuple[tuple[str, Any], ...]  # hyperparameters in which members of a population differ
 LINES = 10  # in one plot; more of them nobody tells apart
-KEY = ("q_mean", "critic_loss", "bc_error", "actor_loss", "model_loss")
+KEY = ("return", "normalised", "success", "q_mean", "critic_loss", "bc_error", "actor_loss", "model_loss")
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import numpy as np
 from uhm import population, tasks
 from uhm.agents.base import Agent
 from uhm.envs import rooms
-from uhm.evaluate import Episode, score, success_by_step
+from uhm.evaluate import Episode, by_step, score
 from uhm.evaluate.rooms import start
 from uhm.population import Member
 from uhm.runs.files import write_figure
@@ -65,7 +65,7 @@ def panels(members: Sequence[Member], drawn: Sequence[Setting]) -> list[Panel]:
 def draw(path: Path, title: str, members: Sequence[Member], episodes: Sequence[Episode], walks: Any = None) -> None:
     """Save the picture. `walks` are positions [members, steps, 2] in `rooms`, or None elsewhere."""
     drawn, note = _best(members, score(episodes))
-    found, success = panels(members, drawn), success_by_step(episodes)
+    found, success = panels(members, drawn), by_step(episodes)
     rows = 1 if walks is None else 2
     # One panel has its map beside it, several have theirs below.
     grid, width = ((1, rows), 6 if rows == 1 else 10) if len(found) == 1 else ((rows, len(found)), 3 * len(found))
@@ -97,19 +97,21 @@ def _best(members: Sequence[Member], scores: dict[int, float]) -> tuple[list[Set
 def draw_metrics(
     path: Path, title: str, members: Sequence[Member], metrics: Sequence[dict[str, Any]], alive: Sequence[bool]
 ) -> None:
-    """Save what was logged, where nothing can be evaluated: a line per setting, the median of its seeds in their range.
+    """Save what was logged, beside evaluations if there are any: a line per setting, the median of its seeds in their
+    range.
 
     Members that diverged go on to log what means nothing, so they are not drawn, unless there are no others.
     """
-    found, shown = names.settings(members), names.key_metrics(metrics[0])
+    found, shown = names.settings(members), names.key_metrics(dict.fromkeys(name for line in metrics for name in line))
     drawn = names.spread(found)
     note = "" if len(drawn) == len(found) else f"{len(drawn)} of {len(found)} settings, evenly chosen"
     lines = panels(members, drawn)[0].lines
-    steps, width = np.array([line["step"] for line in metrics]), 3 * len(shown)
+    steps, width, nothing = np.array([line["step"] for line in metrics]), 3 * len(shown), [None] * len(members)
     with _figure(path, title, width, 3) as figure:
         row = figure.subplots(1, len(shown), squeeze=False)[0]
         for axes, name in zip(row, shown, strict=True):
-            values = np.array([line[name] for line in metrics], float)  # what is not finite was stored as null
+            # What is not finite was stored as null, and what was not evaluated has no number either.
+            values = np.array([line.get(name, nothing) for line in metrics], float)
             for line in lines:
                 sound = [index for index in line.members if alive[index]]
                 label = line.label + _diverged(len(line.members) - len(sound), len(line.members))

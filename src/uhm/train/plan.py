@@ -10,10 +10,11 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from uhm import horizons, presets, tasks
 from uhm.agents import Family, family
+from uhm.envs.own import Simulator
 from uhm.errors import UhmError, unknown
 from uhm.population import Member, grid
 from uhm.tasks import Environment, Task
@@ -42,6 +43,7 @@ class Plan:
     transitions: int | None = None
     normalise: bool = False  # observations
     keep_checkpoints: int = 2  # the last ones; the best evaluated one stays as well
+    env: str | None = None  # the simulator in which what learns from logs is evaluated
 
     @property
     def environment(self) -> Environment:
@@ -50,6 +52,19 @@ class Plan:
     @property
     def family(self) -> Family:
         return family(self.agent)
+
+    @property
+    def evaluated(self) -> bool:
+        return not self.environment.own or self.env is not None
+
+    @property
+    def measure(self) -> Literal["success", "return"]:
+        """What agents are rated by: a simulator of the user's own need not know success."""
+        return "return" if self.environment.own else "success"
+
+    def simulator(self, observation_size: int, action_size: int) -> Simulator | None:
+        """The user's own, for data of these sizes."""
+        return None if self.env is None else Simulator(self.env, observation_size, action_size)
 
     def members(self) -> list[Member]:
         return grid(self.tasks, self.seeds, self.axes)
@@ -113,14 +128,19 @@ def resolve(
     checkpoint_interval: int | None = None,
     keep_checkpoints: int | None = None,
     normalise: bool | None = None,
+    env: str | None = None,
     **settings: Any,
 ) -> Plan:
     """A checked plan. `settings` are fields of the agent's Config and Hyper, `data_dir`, `placement` and the like."""
     kind = family(agent)
     wanted = _tasks(what)
     environment = wanted[0].environment
-    if environment.own and (eval_interval is not None or eval_episodes is not None):
-        raise UhmError("there is no simulator to evaluate in for logs: leave out eval_interval and eval_episodes.")
+    if env is not None and not environment.own:
+        raise UhmError(f"env is for runs on logs: {environment.name} is its own simulator.")
+    if environment.own and env is None and (eval_interval is not None or eval_episodes is not None):
+        raise UhmError(
+            "there is no simulator to evaluate in: name one with env, or leave out eval_interval and eval_episodes."
+        )
     steps = environment.steps if steps is None else steps
     intervals = {"eval": eval_interval, "log": log_interval, "checkpoint": checkpoint_interval}
     counts = {"steps": steps, **{f"{name}_interval": value for name, value in intervals.items()}}
@@ -147,6 +167,7 @@ def resolve(
         eval_episodes=50 if eval_episodes is None else eval_episodes,
         normalise=normalise,
         keep_checkpoints=2 if keep_checkpoints is None else keep_checkpoints,
+        env=env,
         **_intervals(steps, 500 if environment is tasks.ROOMS else 1000, **intervals),
         **rest,
     )

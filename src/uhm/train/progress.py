@@ -16,7 +16,7 @@ from uhm.population import Member
 from uhm.train import names
 from uhm.train.names import Setting
 
-Update = Callable[[int, dict[str, float]], None]
+Update = Callable[[int, str], None]  # the step, and what the last evaluation said
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def bar(label: str, members: int, steps: int, done: int, wanted: bool) -> Iterat
     console = Console(stderr=True)
     if wanted and not console.is_terminal:
         tell = tenths(label, "step", steps, done)
-        yield lambda step, success: tell(step, _latest(success))
+        yield tell
         return
     columns = (
         TextColumn("{task.description}"),
@@ -40,8 +40,8 @@ def bar(label: str, members: int, steps: int, done: int, wanted: bool) -> Iterat
     with Progress(*columns, console=console, disable=not wanted) as progress:
         line = progress.add_task(label, total=steps, completed=done, rate="compiling", latest="")
 
-        def update(step: int, success: dict[str, float]) -> None:
-            progress.update(line, completed=step, latest=_latest(success))
+        def update(step: int, said: str) -> None:
+            progress.update(line, completed=step, latest=said)
             speed = progress.tasks[0].speed
             if speed:
                 progress.update(line, rate=f"{speed * members:,.0f} steps/s ({speed:,.0f} per member)")
@@ -49,8 +49,12 @@ def bar(label: str, members: int, steps: int, done: int, wanted: bool) -> Iterat
         yield update
 
 
-def _latest(success: dict[str, float]) -> str:
-    return "  ".join(f"{task.rsplit('-', 1)[-1]} {100 * value:.0f}%" for task, value in success.items())
+def latest(members: Sequence[Member], rated: dict[int, float], measure: str) -> str:
+    """One evaluation in a few words: success per task, or the mean return."""
+    if measure == "return":
+        return f"return {statistics.mean(rated.values()):.4g}" if rated else ""
+    found = by_task(members, rated)
+    return "  ".join(f"{task.rsplit('-', 1)[-1]} {100 * value:.0f}%" for task, value in found.items())
 
 
 def table(
@@ -95,6 +99,25 @@ def table(
     if not all(alive):
         out.caption = diverged(alive)
     return Group(f"{agent}: success in %, {what}", out)  # a title of its own would be broken to the table's width
+
+
+# What evaluations in a simulator of the user's own say, and the head of its column.
+_OWN = {"return": "", "normalised": "", "length": "", "success": "", "value": "expected", "discounted": "obtained"}
+
+
+def returns(what: str, members: Sequence[Member], means: Sequence[Mapping[str, float]], alive: list[bool]) -> Group:
+    """The means of every member's evaluations in a simulator of the user's own."""
+    axes = [name for name, _ in members[0].hyper]
+    known = [name for name in _OWN if any(name in one for one in means)]
+    out = Table(box=None)
+    for column in ("seed", *axes, *(_OWN[name] or name for name in known)):
+        out.add_column(column, justify="right")
+    for member, one in zip(members, means, strict=True):
+        numbers = [f"{one[name]:.5g}" if name in one else "" for name in known]
+        out.add_row(str(member.seed), *(names.value(value) for _, value in member.hyper), *numbers)
+    if not all(alive):
+        out.caption = diverged(alive)
+    return Group(what, out)
 
 
 def diverged(alive: list[bool]) -> str:

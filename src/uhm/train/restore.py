@@ -27,7 +27,7 @@ from uhm.agents.horizon_model import HorizonModel
 from uhm.data import Dataset, Sampler
 from uhm.errors import UhmError
 from uhm.evaluate.policy import Policy, make_act
-from uhm.evaluate.records import Episode, complete, success_by_step
+from uhm.evaluate.records import Episode, by_step, complete
 from uhm.population import Population
 from uhm.runs import Run
 from uhm.runs.files import read_json, write_json
@@ -174,10 +174,11 @@ def _read_spec(run: Run) -> Spec:
 
 
 def _best(run: Run, plan: Plan) -> int:
-    """The stored checkpoint whose own parameters had the highest mean success, the later of two equal ones."""
+    """The stored checkpoint whose own parameters had the highest mean success, or return in a simulator of the user's
+    own, the later of two equal ones."""
     episodes = [Episode.from_json(record) for record in run.episodes()]
     found: dict[int, list[float]] = {}
-    for steps in success_by_step(complete(episodes, len(plan.members()), plan.eval_episodes)).values():
+    for steps in by_step(complete(episodes, len(plan.members()), plan.eval_episodes), plan.measure).values():
         for at, value in steps.items():
             found.setdefault(at, []).append(value)
     rated = {at: float(np.mean(found[at])) for at in run.steps() if at in found}

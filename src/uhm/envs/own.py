@@ -1,0 +1,127 @@
+"""A simulator of the user's own, for policies that learned from logs: any Gymnasium environment whose observations are
+a box of numbers, of whatever shape, and whose actions are one.
+
+Policies act within [-1, 1], as logs must have it, and a bounded box is reached by scaling that to its bounds.
+"""
+
+import math
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from jaxtyping import Float
+
+from uhm.errors import UhmError
+from uhm.tasks import MINARI
+
+LIMIT = 1000  # steps of an episode, in environments that set none
+_HINT = "if a module of yours registers it, write MODULE:ID"
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """An environment by its name, and the sizes that the policies have.
+
+    The name is a Gymnasium id, `MODULE:ID` if MODULE registers it, or `minari:NAME` for the environment in which what
+    learned from that Minari data set is to be evaluated.
+    """
+
+    name: str
+    observation_size: int
+    action_size: int
+
+    def make(self) -> "Plain":
+        """The environment; UhmError if there is none of this name, or not of these sizes."""
+        env = _made(self.name)
+        try:
+            for kind, space in (("observation", env.observation_space), ("action", env.action_space)):
+                _check_space(f"{kind}s", space, getattr(self, f"{kind}_size"))
+        except UhmError:
+            env.close()
+            raise
+        return Plain(env)
+
+    def check(self) -> None:
+        """Refuse here and now what cannot be simulated."""
+        env = self.make()
+        env.env.close()
+        if env.limit == LIMIT:
+            warnings.warn(f"{self.name} sets no limit: its episodes are cut after {LIMIT} steps.", stacklevel=2)
+
+
+class Plain:
+    """An environment with flat observations, actions in [-1, 1], and `success` always in its info, if only as NaN."""
+
+    def __init__(self, env: gymnasium.Env):
+        self.env = env
+        self.action_space: Any = env.action_space
+        # A limit of the environment's own truncates by itself.
+        self.limit = math.inf if env.spec is not None and env.spec.max_episode_steps else LIMIT
+
+    def reset(self, *, seed: int) -> tuple[Float[np.ndarray, " S"], dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed)
+        return _flat(observation), info
+
+    def step(
+        self, action: Float[np.ndarray, " A"]
+    ) -> tuple[Float[np.ndarray, " S"], float, bool, bool, dict[str, float]]:
+        observation, reward, terminated, truncated, info = self.env.step(self._scaled(action))
+        success = info.get("success", info.get("is_success"))
+        said = {"success": math.nan if success is None else float(success)}
+        return _flat(observation), float(reward), bool(terminated), bool(truncated), said
+
+    def _scaled(self, action: Float[np.ndarray, " A"]) -> Float[np.ndarray, " A"]:
+        """From [-1, 1] to the bounds of the action space, where it has any."""
+        space = self.action_space
+        if not space.is_bounded():
+            return action.astype(space.dtype)
+        return (space.low + (action.astype(np.float64) + 1) / 2 * (space.high - space.low)).astype(space.dtype)
+
+
+def normalised(name: str, returns: Sequence[float]) -> list[float] | None:
+    """Returns as Minari normalises them for its data set `name`, 0 for a random policy and 1 for an expert; None where
+    it does not know both."""
+    import minari
+
+    try:
+        return np.asarray(minari.get_normalized_score(minari_store(name), np.asarray(returns))).tolist()
+    except ValueError:
+        return None
+
+
+def minari_store(name: str) -> Any:
+    """A data set in Minari's local store."""
+    try:
+        import minari
+    except ImportError as error:
+        raise UhmError("Minari data need the extra: in the clone, pip install '.[minari]'.") from error
+    try:
+        return minari.load_dataset(name)
+    except (FileNotFoundError, ValueError, KeyError) as error:
+        raise UhmError(f"Minari has no local data set '{name}'; get it with: minari download {name}") from error
+
+
+def _made(name: str) -> gymnasium.Env:
+    store = minari_store(name.removeprefix(MINARI)) if name.startswith(MINARI) else None
+    if "" not in sys.path:  # a console script does not look where the user stands
+        sys.path.append("")
+    try:
+        return gymnasium.make(name) if store is None else store.recover_environment(eval_env=True)
+    except (gymnasium.error.Error, ImportError, ValueError) as error:  # Minari's, of a data set that names none
+        hint = "" if ":" in name else f" ({_HINT})"
+        raise UhmError(f"cannot make the environment '{name}': {' '.join(str(error).split())}{hint}") from error
+
+
+def _check_space(what: str, space: gymnasium.Space, size: int) -> None:
+    if not isinstance(space, gymnasium.spaces.Box) or (what == "actions" and len(space.shape) != 1):
+        raise UhmError(f"the environment's {what} are {space}, and must be a box of numbers.")
+    if int(np.prod(space.shape)) != size:
+        raise UhmError(f"the environment's {what} have {int(np.prod(space.shape))} numbers, those of the logs {size}.")
+
+
+def _flat(observation: Any) -> Float[np.ndarray, " S"]:
+    return np.asarray(observation, np.float32).reshape(-1)

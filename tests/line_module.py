@@ -1,0 +1,47 @@
+"""A simulator of a user's own, which registers itself: what `--env line_module:Line-v0` finds."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class Line(gymnasium.Env):
+    """A point on a line, moved by half the action within [-4, 4]; it pays what it is moved by, and ends beyond 3."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1, 1), np.float64)
+    action_space = gymnasium.spaces.Box(-4.0, 4.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.x = self.np_random.uniform(0, 0.5)
+        return np.array([[self.x]]), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.x += float(action[0]) / 2
+        return np.array([[self.x]]), float(action[0]) / 2, self.x > 3, False, self.about()
+
+    def about(self) -> dict[str, Any]:
+        return {"is_success": self.x > 3}
+
+
+class Silent(Line):
+    """One that does not know success, and has no limit."""
+
+    def about(self) -> dict[str, Any]:
+        return {}
+
+
+class Broken(Line):
+    """One that fails when it is left."""
+
+    def about(self) -> dict[str, Any]:
+        if self.x > 3:
+            raise ArithmeticError("nothing is\nbeyond 3")
+        return {}
+
+
+gymnasium.register("Line-v0", f"{__name__}:Line", max_episode_steps=6)
+gymnasium.register("Silent-v0", f"{__name__}:Silent")
+gymnasium.register("Broken-v0", f"{__name__}:Broken", max_episode_steps=6)
