@@ -127,7 +127,7 @@ class Critic(eqx.Module):
         s: Float[Array, "*batch S"],
         a: Float[Array, "*batch A"] | None = None,
         apply: Callable[[MLP, Array], Array] = MLP.__call__,
-    ) -> Float[Array, "E *batch"]:
+    ) -> Float[Array, " E *batch"]:
         """All values of every row; `apply` is how one of the networks is evaluated."""
         x = _join(s, a)
         # The input is copied for each critic: for a shared input XLA does one matmul with all weights side by side, and

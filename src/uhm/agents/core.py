@@ -176,7 +176,7 @@ def share(of: Bool[Array, " B"], among: Bool[Array, " B"]) -> Float[Array, ""]:
     return (of & among).sum() / jnp.maximum(among.sum(), 1)
 
 
-def aggregate(values: Float[Array, "E *B"], how: str) -> Float[Array, "*B"]:
+def aggregate(values: Float[Array, " E *B"], how: str) -> Float[Array, "*B"]:
     """Both critics as one: the smaller (clipped double Q) or the mean."""
     return values.min(0) if how == "min" else values.mean(0)
 

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from uhm.evaluate.records import Episode, brief
 
 Act = Callable[[Float[np.ndarray, "members lanes S"], int], Any]
-Groups = list[tuple[int, Int[np.ndarray, "_"]]]  # members and their rows, as many as they have
+Groups = list[tuple[int, Int[np.ndarray, " _"]]]  # members and their rows, as many as they have
 
 
 # Stands for the count of an action where a value is asked for: no evaluation acts that often.
@@ -160,7 +160,7 @@ def by_member(members: Int[np.ndarray, " rows"], acting: Bool[np.ndarray, " rows
 
 def act_rows(
     act: Act, population: int, groups: Groups, observations: Float[np.ndarray, "rows S"], count: int
-) -> list[tuple[Int[np.ndarray, "_"], Any]]:
+) -> list[tuple[Int[np.ndarray, " _"], Any]]:
     """Actions for rows that belong to any members: pairs of row numbers and their actions, which may be too many.
 
     Batches are padded, for a new shape would compile a new program. Nothing here waits for results.
