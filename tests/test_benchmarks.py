@@ -24,25 +24,38 @@ from uhm.errors import UhmError
 def test_heldout_scores_by_hand():
     """Samples 0 and 4 of a truth of 1, in units of 2: |X - y| is 0.5 and 1.5, |X - X'| is 2."""
     heldout = program("benchmarks/heldout.py")
-    score, nothing, ratio = heldout.scores(
+    score, nothing, ratio, far = heldout.scores(
         np.array([[[0.0], [4.0]]]), np.array([[1.0]]), np.array([[7.0]]), np.array([2.0])
     )
     assert score == pytest.approx(1.0 - 2.0 / 2)
     assert nothing == pytest.approx(3.0)
     assert ratio == pytest.approx(np.sqrt(2.0 / (0.25 * 2 / 3)))  # variance 2; the mean, 1, is 0.5 off
+    assert far == 0.5  # from 7, the truth is 6 away, and the samples 7 and 3
 
 
 def test_heldout_scores_prefer_the_truth():
     heldout, rng = program("benchmarks/heldout.py"), np.random.default_rng(0)
     truth, start, unit = rng.normal(size=(20_000, 2)), np.zeros((20_000, 2)), np.ones(2)
     draw = lambda width: width * rng.normal(size=(20_000, heldout.DRAWS, 2))  # noqa: E731
-    (narrow, _, sure), (right, _, fair), (wide, _, unsure) = (
+    (narrow, _, sure, near), (right, _, fair, tenth), (wide, _, unsure, far) = (
         heldout.scores(draw(width), truth, start, unit) for width in (0.5, 1.0, 2.0)
     )
     assert right < min(narrow, wide) - 0.05
     assert fair == pytest.approx(1.0, abs=0.02)
     assert sure < 0.6
     assert unsure > 1.5
+    # Distances are Rayleigh: beyond the root of 2 ln 10 lie a tenth of them, 1e-4 of half, 0.1^(1/4) of twice them.
+    assert (near, tenth, far) == pytest.approx((1e-4, 0.1, 0.1**0.25), abs=0.01)
+
+
+def test_heldout_horizons_are_those_of_the_method():
+    """A geometric horizon model teaches itself to go on with probability lam gamma, so that the mean is 1 / (1 - p)."""
+    heldout = program("benchmarks/heldout.py")
+    assert heldout.horizons(4, 3, 0.8).tolist() == [4, 4, 4]
+    found = heldout.horizons(heldout.GEOMETRIC, 100_000, 0.8)
+    assert [np.mean(found == n) for n in (1, 2, 5)] == pytest.approx([0.2, 0.16, 0.2 * 0.8**4], abs=0.005)
+    assert found.max() == heldout.LONGEST
+    assert found.mean() == pytest.approx(5.0, abs=0.05)
 
 
 def test_presses_by_hand():
@@ -114,8 +127,8 @@ def test_heldout_counts_ends(monkeypatch):
     """Of a model whose flag is the first coordinate."""
     heldout, data = program("benchmarks/heldout.py"), random_data()
     monkeypatch.setattr(heldout, "STATES", 2)
-    monkeypatch.setattr(heldout, "K_MAX", 2)
-    own = heldout.trajectories(data)
+    own = heldout.trajectories(data, 2)
+    above = lambda threshold: heldout.Variant({}, {"flag_threshold": threshold})  # noqa: E731
 
     class Sign(HorizonModel):
         def sample(self, key, s, a, n=1, threshold=0.5):
@@ -128,13 +141,13 @@ def test_heldout_counts_ends(monkeypatch):
     ended[positive] = True
     marked = own._replace(ended=ended)
     unit = np.ones(data.observations.shape[1])
-    *_, ends, stored, found, known = heldout.futures(model, marked, marked, unit, 2, 0.0)
+    *_, ends, stored, found, known = heldout.futures(model, marked, marked, unit, 2, above(0.0))
     assert known == 1.0  # states that are marked as ended are those where it says so
     assert ends == 0.0
     alive = own.rows[~ended[own.rows]]
     assert stored == pytest.approx(np.mean(ended[alive] | ended[alive + 1]))
     assert found == 0.0
-    *_, known = heldout.futures(model, marked, marked, unit, 2, 1e9)  # nothing is above it
+    *_, known = heldout.futures(model, marked, marked, unit, 2, above(1e9))  # nothing is above it
     assert known == 0.0
 
 
