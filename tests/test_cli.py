@@ -1,13 +1,19 @@
 """The command line as a user meets it: real processes, exit codes, one-line errors, JSON that parses."""
 
 import json
+import re
 import subprocess
 import sys
+import typing
+from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import pytest
 
-from uhm import __version__
+from uhm import __version__, cli
+from uhm.cli import VERBS
+from uhm.cli.flags import unset
 
 
 def uhm(*arguments, env=None, cwd=None):
@@ -30,6 +36,33 @@ def test_help_and_version_do_not_import_jax():
     assert uhm("--version").stdout.split() == ["uhm", __version__]
     help_text = uhm("--help").stdout
     assert all(verb in help_text for verb in ("data", "doctor"))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_says_nothing_twice(verb, capsys):
+    """What a flag stands for that is not given is in its own words, and `None` is nobody's."""
+    parts = {"data": ("list", "get", "make", "check", "inspect"), "suite": ("plan", "run")}
+    for part in parts.get(verb, ("",)):
+        with pytest.raises(SystemExit) as end:
+            cli.run([verb, *([part] if part else []), "--help"])
+        assert not end.value.code
+        text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert f"usage: uhm {verb}" in text
+        assert "None" not in text and "(default: )" not in text
+        assert not re.search(r"\(default: [^)]*\)\.? \(default: ", text)
+
+
+def test_types_of_flags_in_help():
+    for kind, metavar in (
+        (int | None, "INT"),
+        (Path | None, "PATH"),
+        (Literal["device", "host"] | None, "{device,host}"),
+        (tuple[float, ...], "[FLOAT [FLOAT ...]]"),
+        (tuple[int, ...] | None, "[INT [INT ...]]"),
+        (Annotated[str | None, "more"], "STR"),
+    ):
+        named = [about.metavar for about in typing.get_args(unset(kind))[1:] if hasattr(about, "metavar")]
+        assert [name for name in named if name] == [metavar]
 
 
 def test_list_as_json():

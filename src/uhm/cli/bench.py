@@ -4,17 +4,17 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
+from uhm.cli.flags import verb
 from uhm.errors import UhmError
 
 
-@dataclass
+@verb
 class Bench:
     """Measure what one update costs: agents beside each other, and beside their matmuls alone."""
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +9,14 @@ import tyro
 from tyro.conf import Positional
 
 from uhm import tasks
+from uhm.cli.flags import verb
 from uhm.errors import UhmError
 
 if TYPE_CHECKING:
     from uhm.data.dataset import Dataset
 
 
-@dataclass
+@verb
 class _Common:
     data_dir: Path | None = None
     """Where data live (default: $UHM_DATA_DIR, else ~/.ogbench/data)."""
@@ -38,7 +38,7 @@ def _environments(names: tuple[str, ...]) -> list[tasks.Environment]:
     return list(dict.fromkeys(task.environment for name in names for task in tasks.resolve(name)))
 
 
-@dataclass
+@verb
 class List(_Common):
     """List all environments, their tasks and sizes, and which data are here."""
 
@@ -85,7 +85,7 @@ class List(_Common):
         }
 
 
-@dataclass
+@verb
 class Get(_Common):
     """Download OGBench's official files; interrupted downloads go on where they stopped."""
 
@@ -111,7 +111,7 @@ class Get(_Common):
         return 0
 
 
-@dataclass
+@verb
 class Make(_Common):
     """Generate data with OGBench's own scripted oracles. Stop it at any time: the same command goes on.
 
@@ -151,7 +151,7 @@ class Make(_Common):
         return 0
 
 
-@dataclass
+@verb
 class Check(_Common):
     """Read data files through and through; exit with status 1 if one is not fit for use."""
 
@@ -179,7 +179,7 @@ class Check(_Common):
         return 0 if all(result["ok"] for result in results) else 1
 
 
-@dataclass
+@verb
 class Inspect(_Common):
     """Describe a data set and draw it: sizes, ranges, rewards and goal states per task."""
 
@@ -216,7 +216,7 @@ class Inspect(_Common):
         return 0
 
 
-@dataclass
+@verb
 class Data:
     """Get, make, check and look at data."""
 

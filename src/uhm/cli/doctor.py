@@ -1,11 +1,12 @@
 """`uhm doctor`."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
+from uhm.cli.flags import verb
 
-@dataclass
+
+@verb
 class Doctor:
     """Show versions, devices, rendering, data and network, and warn about what would spoil results."""
 

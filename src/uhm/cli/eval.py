@@ -3,7 +3,6 @@
 Without a simulator policies are judged by logs, and the fit is kept in the run's folder.
 """
 
-import dataclasses
 import json
 import warnings
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from uhm.cli.flags import verb
 from uhm.errors import UhmError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-@dataclasses.dataclass
+@verb
 class Eval:
     """Evaluate all members of a run; with the default seed, in the very episodes that training evaluated in."""
 
@@ -38,8 +38,7 @@ class Eval:
     seed: int | None = None
     """Seed of all episodes (default: each member's own, as in training)."""
     env: str | None = None
-    """For a run on logs: a simulator, by its Gymnasium id, MODULE:ID, or minari:NAME for that of these data (default:
-    the one of training, if any, else the last one for a run on minari:NAME)."""
+    """For a run on logs: a Gymnasium id, MODULE:ID, or minari:NAME (default: that of training, or of minari:NAME)."""
     logs: str | None = None
     """For a run on logs without a simulator: judge by FILE.npz or minari:NAME (default: what it learned from)."""
     fit_steps: int | None = None

@@ -1,13 +1,14 @@
 """`uhm export`: a member's policy as a file that needs JAX alone."""
 
-import dataclasses
 import json
 from pathlib import Path
 
 from tyro.conf import Positional
 
+from uhm.cli.flags import verb
 
-@dataclasses.dataclass
+
+@verb
 class Export:
     """Write one member's policy as a file that runs wherever JAX does, without uhm and without the run."""
 

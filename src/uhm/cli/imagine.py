@@ -1,6 +1,5 @@
 """`uhm imagine`: pictures, a film and numbers of the futures that a run's model imagines."""
 
-import dataclasses
 import json
 import warnings
 from pathlib import Path
@@ -8,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from uhm.cli.flags import verb
 from uhm.errors import UhmError
 
 if TYPE_CHECKING:
     from uhm.imagine import Dream
 
 
-@dataclasses.dataclass
+@verb
 class Imagine:
     """Draw the states that a run's model expects n steps ahead, beside what truly happens."""
 

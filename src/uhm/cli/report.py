@@ -1,10 +1,11 @@
 """`uhm report`: tables, figures and one page from runs. The runs are only read, also while they are training."""
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
+
+from uhm.cli.flags import verb
 
 if TYPE_CHECKING:
     from uhm.report.logs import Log
@@ -14,14 +15,14 @@ _STYLES = {"above": "green", "below": "red", "same": "", "": ""}
 _RANKS = {"best": "bold", "near": "underline", "": ""}
 
 
-@dataclasses.dataclass
+@verb
 class Report:
     """Report on runs beside the paper's numbers: a page, figures (PNG, PDF) and tables (CSV, Markdown, LaTeX).
 
-    Of runs on logs of your own, where nothing can be evaluated, it shows what they logged.
+    Of runs on logs of your own it shows what they logged, and what they obtained in your simulator, if any.
     """
 
-    runs: Positional[tuple[Path, ...]]
+    runs: Positional[tuple[Path, ...]] = ()
     """Run directories, or folders that contain some."""
     out: Path = Path("report")
     """Folder to write into."""

@@ -1,20 +1,20 @@
 """`uhm suite plan | run`."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
+from uhm.cli.flags import verb
 from uhm.errors import UhmError
 
 if TYPE_CHECKING:
     from uhm.suites.plan import Population
 
 
-@dataclass
+@verb
 class _Common:
     names: Positional[tuple[str, ...]] = ()
     """standard, noisy, long-horizon, paper, pointmaze, or environments (default with --ablation: the paper's)."""
@@ -73,7 +73,7 @@ class _Common:
         )
 
 
-@dataclass
+@verb
 class Plan(_Common):
     """Show which populations a suite stands for, what is done and left, and about how long it takes."""
 
@@ -92,7 +92,7 @@ class Plan(_Common):
         return 0
 
 
-@dataclass
+@verb
 class Run(_Common):
     """Run the populations that are not done, go on with interrupted ones. Stop it at any time: it goes on."""
 
@@ -101,7 +101,7 @@ class Run(_Common):
     address: str | None = None
     """Of the Ray cluster (default: $RAY_ADDRESS, else the one that runs here, else a new one here)."""
     device: Literal["auto", "gpu", "cpu"] = "auto"
-    """What a population runs on (default: GPUs where there are any)."""
+    """What a population runs on; `auto` is GPUs where there are any."""
     retries: int = 5
     """On Ray: how often a population whose process or node died is started again."""
     make_data: bool = False
@@ -150,7 +150,7 @@ class Run(_Common):
         return OnRay(connect(self.address), self.device, self.retries)
 
 
-@dataclass
+@verb
 class Suite:
     """Plan and run many populations, here or on a Ray cluster; `uhm suite run paper` is the whole paper."""
 

@@ -14,6 +14,7 @@ from tyro.conf import Positional
 
 from uhm import tasks
 from uhm.agents import Family, family, is_agent
+from uhm.cli.flags import unset
 from uhm.errors import UhmError, unknown
 
 _SWITCHES = ("--tensorboard", "--no-tensorboard", "-h", "--help")
@@ -153,16 +154,14 @@ def verb(arguments: list[str]) -> type:
         raise UhmError(f"'{named[0]}' is no agent, which comes first: `uhm train uhm {' '.join(named)}`.")
     kind = family(named[0] if named else "uhm")
     usual = _usual(kind, named[1:])
-    # What None stands for is in the flags' own words.
-    unset = [field for field in dataclasses.fields(Train) if field.default is None]
-    fields: list[Any] = [(f.name, Annotated[f.type, tyro.conf.arg(help_behavior_hint="")], f) for f in unset]
+    fields: list[Any] = [(f.name, unset(f.type), f) for f in dataclasses.fields(Train) if f.default is None]
     for group, many in ((kind.Config, False), (kind.Hyper, True)):
         for field in dataclasses.fields(group):
             if field.name == "steps":  # has its own flag
                 continue
             plain = field.type if not many else (bool if isinstance(field.default, bool) else float)
             hint = tyro.conf.arg(help_behavior_hint=f"(default: {usual[field.name]})")
-            flag = Annotated[_flag(plain, many), hint]
+            flag = Annotated[unset(_flag(plain, many)), hint]
             fields.append((field.name, flag, dataclasses.field(default=() if many else None)))
     built = dataclasses.make_dataclass("Train", fields, bases=(Train,))
     _refuse_unknown(arguments, [field.name for field in dataclasses.fields(built)])
