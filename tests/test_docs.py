@@ -4,6 +4,7 @@ import itertools
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -42,15 +43,13 @@ def test_the_example_agent_learns_and_is_resumed(tmp_path):
 @pytest.mark.slow
 def test_the_logs_of_the_pendulum_teach_to_swing_it_up(tmp_path, monkeypatch, capsys):
     """Also the smallest agent becomes far better than the logs; and their return is what the documentation says."""
-    import pendulum
-
     monkeypatch.chdir(tmp_path)
-    pendulum.main()
+    program("docs/examples/pendulum.py").main()
     said = capsys.readouterr().out
     assert said in (DOCS / "index.md").read_text().replace("python docs/examples/pendulum.py          # ", "")
-    small = {"hidden": 32, "batch_size": 128, "learning_rate": 3e-3, "discount": 0.99, "alpha": 1.0, "seeds": 2}
-    often = {"steps": 3000, "eval_interval": 1000, "eval_episodes": 10}
-    summary = train("iql", "pendulum.npz", env="Pendulum-v1", run="run", **small, **often)
+    small: dict[str, Any] = {"hidden": 32, "batch_size": 128, "learning_rate": 3e-3, "discount": 0.99, "alpha": 1.0}
+    small |= {"seeds": 2, "steps": 3000, "eval_interval": 1000, "eval_episodes": 10}
+    summary = train("iql", "pendulum.npz", env="Pendulum-v1", run="run", **small)
     for member in summary["members"]:
         assert max(found["return"] for found in member["evaluations"]) > -664 + 200
 

@@ -14,14 +14,14 @@ from tyro.conf import Positional
 
 from uhm import tasks
 from uhm.agents import Family, family, is_agent
-from uhm.cli.flags import unset
+from uhm.cli import flags
 from uhm.errors import UhmError, unknown
 
 _SWITCHES = ("--tensorboard", "--no-tensorboard", "-h", "--help")
 _NOBODY = "uhm: all members diverged: look at the data (`uhm data inspect`), or try a lower --learning-rate."
 
 
-@dataclasses.dataclass
+@flags.verb
 class Train:
     """Train a population of agents: tasks x seeds x hyperparameters as one compiled program."""
 
@@ -48,7 +48,7 @@ class Train:
     normalise: bool | None = None
     """Scale observations to mean 0 and standard deviation 1 in the data (default: True for logs, else False)."""
     env: str | None = None
-    """For logs: a simulator to evaluate in, by its Gymnasium id, MODULE:ID, or minari:NAME for that of these data."""
+    """For logs: a simulator to evaluate in, by its Gymnasium id, MODULE:ID, or minari:NAME for that of such data."""
     eval_interval: int | None = None
     """Steps between evaluations (default: 100k, a tenth of a short run)."""
     eval_episodes: int | None = None
@@ -154,14 +154,14 @@ def verb(arguments: list[str]) -> type:
         raise UhmError(f"'{named[0]}' is no agent, which comes first: `uhm train uhm {' '.join(named)}`.")
     kind = family(named[0] if named else "uhm")
     usual = _usual(kind, named[1:])
-    fields: list[Any] = [(f.name, unset(f.type), f) for f in dataclasses.fields(Train) if f.default is None]
+    fields: list[Any] = []
     for group, many in ((kind.Config, False), (kind.Hyper, True)):
         for field in dataclasses.fields(group):
             if field.name == "steps":  # has its own flag
                 continue
             plain = field.type if not many else (bool if isinstance(field.default, bool) else float)
             hint = tyro.conf.arg(help_behavior_hint=f"(default: {usual[field.name]})")
-            flag = Annotated[unset(_flag(plain, many)), hint]
+            flag = Annotated[flags.unset(_flag(plain, many)), hint]
             fields.append((field.name, flag, dataclasses.field(default=() if many else None)))
     built = dataclasses.make_dataclass("Train", fields, bases=(Train,))
     _refuse_unknown(arguments, [field.name for field in dataclasses.fields(built)])
