@@ -54,7 +54,7 @@ class Environment:
 
     @property
     def own(self) -> bool:
-        """Whether it is a user's own logs, in which nothing can be tried out."""
+        """Whether it is a user's own logs, which come without a simulator."""
         return self.suite == OWN
 
     @property

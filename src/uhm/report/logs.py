@@ -118,16 +118,16 @@ def _members(run: Run) -> list[Member]:
     means = {index: {e["step"]: _numbers(e) for e in row["evaluations"]} for index, row in enumerate(rows)}
     evaluated = frozenset(name for steps in means.values() for found in steps.values() for name in found)
     columns, found = beside(lines, means, len(members)), []
+    steps = [line["step"] for line in columns]
+    metrics = dict.fromkeys(name for line in columns for name, value in line.items() if whole(value))
     for index, member in enumerate(members):
-        own = [{name: value[index] for name, value in line.items() if whole(value)} for line in columns]
-        values = {name: [line.get(name) for line in own] for name in dict.fromkeys(n for line in own for n in line)}
+        values = {name: [line[name][index] if name in line else None for line in columns] for name in metrics}
         # Before the summary tells, a number that is none is the sign of it.
         none = any(whole(value) and value[index] is None for value in lines[-1].values())
         gone = rows[index]["diverged"] if run.finished else none
         more = {"normalise": config.get("normalise", False)}
         more |= {"env": config["env"]} if config.get("env") is not None else {}
         hyper = {**config.get("config", {}), **config["hyper"], **more, **dict(member.hyper)}
-        steps = [line["step"] for line in columns]
         found.append(Member(run, index, member.seed, hyper, gone, steps, values, evaluated))
     return found
 
