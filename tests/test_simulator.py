@@ -106,8 +106,9 @@ def test_an_environment_without_a_limit_is_cut_and_says_so():
     ],
 )
 def test_other_simulators_are_refused(name, sizes, message):
-    with pytest.raises(UhmError, match=message):
+    with pytest.raises(UhmError, match=message) as refused:
         Simulator(name, *sizes).check()
+    assert ("MODULE:ID" in str(refused.value)) == (name == "Nothing-v9")  # a name with a module has it already
 
 
 @pytest.fixture(scope="module")

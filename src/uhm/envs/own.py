@@ -112,7 +112,7 @@ def _made(name: str) -> gymnasium.Env:
     try:
         return gymnasium.make(name) if store is None else store.recover_environment(eval_env=True)
     except (gymnasium.error.Error, ImportError, ValueError) as error:  # Minari's, of a data set that names none
-        hint = "" if ":" in name else f" ({_HINT})"
+        hint = f" ({_HINT})" if isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in name else ""
         raise UhmError(f"cannot make the environment '{name}': {' '.join(str(error).split())}{hint}") from error
 
 
