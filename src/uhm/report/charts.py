@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from uhm.report import statistics
-from uhm.report.collect import Member, Method, Run, Value, several_seeds, shown
+from uhm.report.collect import Member, Method, Run, Value, several_seeds
+from uhm.report.settings import shown
 from uhm.report.tables import ordered
 from uhm.report.writers import name
 from uhm.tasks import Environment, Task

@@ -5,7 +5,6 @@ summary.json. A member that two runs hold is taken from the run that got further
 """
 
 import dataclasses
-import functools
 import itertools
 import os
 import re
@@ -14,19 +13,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from uhm import presets, tasks
+from uhm import tasks
 from uhm.errors import UhmError
 from uhm.evaluate import Episode, complete, means_by_step
+from uhm.report.settings import PRECISION, Setting, setting, shown
 from uhm.runs.files import JsonLines, read_json
 from uhm.tasks import Environment, Task
 
-Setting = tuple[tuple[str, Any], ...]  # what differs from the preset, sorted by name
 LAST = 3  # evaluations that the score is the mean of
-# How long training lasts is no setting of the method; too short is marked instead.
-_NO_SETTING = {"steps"}
-_PRECISION = "compute_dtype"
-# Settings that are no more, and the value of them that the runs of now have.
-_GONE = {"flow_output": "velocity", "flag_scale": 1.0}
 _CONFIG = {"agent", "tasks", "seeds", "steps", "hyper"}
 
 
@@ -150,13 +144,6 @@ def several_seeds(members: Iterable[Member]) -> bool:
     return any(len(found) > 1 for found in seeds.values())
 
 
-def shown(value: Any) -> str:
-    """A value of a setting as people write it."""
-    if isinstance(value, float):
-        return f"{value:g}".replace("e-0", "e-")
-    return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
 def _directories(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     """Every run directory once, and whether it was asked for by name. Nothing is looked for inside a run."""
     found: dict[Path, tuple[Path, bool]] = {}
@@ -225,7 +212,7 @@ def _member(directory: Path, config: dict[str, Any], row: dict[str, Any], finish
         task=task,
         seed=row["seed"],
         hyper=row["hyper"],
-        setting=_setting(config, row["hyper"], task.environment),
+        setting=setting(config, row["hyper"], task.environment),
         # A score that was not a number was stored as null: that agent did not succeed.
         evaluations={e["step"]: 100.0 * (e["success"] or 0.0) for e in evaluations},
         values={
@@ -236,7 +223,7 @@ def _member(directory: Path, config: dict[str, Any], row: dict[str, Any], finish
         steps=config["steps"],
         finished=finished,
         diverged=row.get("diverged", False),
-        precision=config.get("config", {}).get(_PRECISION),
+        precision=config.get("config", {}).get(PRECISION),
         run=directory,
     )
 
@@ -257,41 +244,6 @@ def unfinished(directory: Path, config: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for index, member in enumerate(members)
     ]
-
-
-def _setting(config: dict[str, Any], hyper: dict[str, Any], environment: Environment) -> Setting:
-    """In what a member differs from the preset of its agent and environment."""
-    usual = _usual(config["agent"], environment)
-    own = {**config.get("config", {}), **hyper}
-    # Any other value that this version does not know, or the run's version did not, is the same for all.
-    differs = {n: v for n, v in own.items() if n in usual and n not in _NO_SETTING and _plain(v) != usual[n]}
-    differs |= {name: own[name] for name, value in _GONE.items() if own.get(name, value) != value}
-    if "flag_std" in usual and "flow_steps" in own and "flag_std" not in own:
-        differs["flag_std"] = "none"  # the network said the flag's velocity then
-    differs |= {name: config[name] for name in ("dataset", "transitions") if config.get(name) is not None}
-    if config.get("normalise", False) != environment.own:  # the default: only logs are scaled
-        differs["normalise"] = not environment.own
-    # An agent of one's own whose module is not at hand has no known preset, but members that were told apart.
-    differs |= {name: own[name] for name in config.get("axes", {}) if name not in usual}
-    return tuple(sorted((name, _plain(value)) for name, value in differs.items()))
-
-
-@functools.cache
-def _usual(agent: str, environment: Environment) -> dict[str, Any]:
-    """All values of the preset, or those of the paper's tables where this version cannot train the agent."""
-    from uhm.train.plan import resolve
-
-    try:
-        plan = resolve(agent, environment.tasks[0])
-        found = {**plan.config, **plan.hyper}
-    except UhmError:
-        rows = presets.preset(agent, environment) if agent in presets.AGENTS else {}
-        found = {name: row.value for name, row in rows.items()}
-    return {name: _plain(value) for name, value in found.items()}
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _device(summary: dict[str, Any] | None, sessions: list[dict[str, Any]]) -> str | None:
@@ -332,7 +284,7 @@ def _precise(members: list[Member]) -> list[Member]:
     """
 
     def rest(member: Member) -> tuple[Any, ...]:
-        return member.agent, member.task.environment, tuple(pair for pair in member.setting if pair[0] != _PRECISION)
+        return member.agent, member.task.environment, tuple(pair for pair in member.setting if pair[0] != PRECISION)
 
     found: dict[tuple[Any, ...], set[str | None]] = {}
     for member in members:
