@@ -11,6 +11,10 @@ class Line(gymnasium.Env):
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1, 1), np.float64)
     action_space = gymnasium.spaces.Box(-4.0, 4.0, (1,), np.float32)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None):
+        self.render_mode = render_mode
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
@@ -25,12 +29,18 @@ class Line(gymnasium.Env):
     def about(self) -> dict[str, Any]:
         return {"is_success": self.x > 3}
 
+    def render(self) -> Any:
+        return np.full((48, 64, 3), 40 * self.x, np.uint8) if self.render_mode else None
+
 
 class Silent(Line):
-    """One that does not know success, and has no limit."""
+    """One that does not know success, has no limit, and cannot be seen."""
 
     def about(self) -> dict[str, Any]:
         return {}
+
+    def render(self) -> None:
+        return None
 
 
 class Broken(Line):

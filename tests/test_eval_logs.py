@@ -11,7 +11,7 @@ import pytest
 
 from small_runs import SMALL, make_data, small_plan, small_run
 from uhm import cli
-from uhm.cli import eval_logs, eval_own
+from uhm.cli import eval_logs
 from uhm.train import judge as judging
 from uhm.train import load_run, train
 
@@ -192,7 +192,7 @@ def test_flags_that_do_not_fit(folder, capsys, tmp_path, monkeypatch):
     for flags, message in (
         (["--episodes", 5], "--episodes is for simulators, and none is named: leave it out, or give --env."),
         (["--seed", 5], "--seed is for simulators"),
-        (["--video"], "--video films known environments only"),
+        (["--video"], "--video is for simulators, and none is named"),
         (["--fit-steps", 0], "--fit-steps is 0, and must be at least 1"),
         (["--discount", 1], "--discount is 1, and must be in (0, 1)"),
         (["--logs", "cube"], "--logs is 'cube', and must be FILE.npz or minari:NAME"),
@@ -216,7 +216,7 @@ def test_minari_has_one_too_unless_logs_are_named(folder, capsys, monkeypatch):
     restored, went = load_run(folder / "run"), []
     plan = type(restored.plan)(**{**vars(restored.plan), "tasks": ("minari:a/b-v0",)})
     monkeypatch.setattr("uhm.train.load_run", lambda *_: restored._replace(plan=plan))
-    monkeypatch.setattr(eval_own, "evaluate", lambda *_: went.append("simulator") or 0)
+    monkeypatch.setattr("uhm.cli.eval.Eval._in", lambda *_: went.append("simulator") or 0)
     monkeypatch.setattr(eval_logs, "evaluate", lambda *_: went.append("logs") or 0)
     said(capsys, "run")
     said(capsys, "run", "--logs", "log.npz")

@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import gymnasium
+import imageio_ffmpeg
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,7 @@ from uhm import cli, report, tasks
 from uhm.envs import own
 from uhm.envs.own import Simulator
 from uhm.errors import UhmError
-from uhm.evaluate import Evaluator, beside, make_act
+from uhm.evaluate import Evaluator, beside, make_act, record_video
 from uhm.report import logs
 from uhm.report.collect import collect
 from uhm.report.log_page import sections
@@ -186,12 +188,37 @@ def test_the_verb_makes_the_very_episodes_of_training(run, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:line_module.Silent-v0")
+def test_films(run, tmp_path, capsys):
+    copy = shutil.copytree(run, tmp_path / "run")
+    assert cli.run(["eval", str(copy), "--episodes", "1", "--video", "--json"]) == 0
+    films = [Path(name) for name in json.loads(capsys.readouterr().out)["videos"]]
+    assert [film.stem for film in films] == ["log-alpha=10.0-60", "log-alpha=20.0-60"]
+    assert all(film.parent == copy / "videos" and film.stat().st_size > 500 for film in films)
+    assert cli.run(["eval", str(copy), "--env", "line_module:Silent-v0", "--episodes", "1", "--video"]) == 1
+    assert "obtained" in capsys.readouterr().out  # the numbers stand
+
+
+@pytest.mark.slow
+def test_a_film_has_every_step_or_a_reason_why_not(tmp_path):
+    """Steps of 2 from below 1/2 are over after two, so there are three pictures."""
+    task, act = tasks.logs("log.npz").tasks[0], lambda observation: np.ones(1)
+    film = record_video(task, act, tmp_path / "film.mp4", simulator=Simulator(LINE, 1, 1))
+    assert imageio_ffmpeg.count_frames_and_secs(str(film)) == (3, pytest.approx(3 / 5))  # five a second, as it says
+    for name, why in (("Silent-v0", r"its render\(\) gives no picture"), ("No-v0", "cannot make the environment .*")):
+        own = Simulator(f"line_module:{name}", 1, 1)
+        with pytest.raises(UhmError, match=rf"{name} cannot be drawn here, so there is no video: {why}\.$"):
+            record_video(task, act, tmp_path / "none.mp4", simulator=own)
+    with pytest.raises(UhmError, match="the film of line_module:Broken-v0 failed: ArithmeticError nothing is beyond 3"):
+        record_video(task, act, tmp_path / "none.mp4", simulator=Simulator("line_module:Broken-v0", 1, 1))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--env", "Nothing-v9"], "cannot make the environment 'Nothing-v9'"),
         (["--env", "CartPole-v1"], "the environment's observations have 4 numbers, those of the logs 1"),
-        (["--env", LINE, "--video"], "--video films known environments only"),
         (["--env", LINE, "--logs", "x.npz"], "--logs is for judging by logs, without a simulator: leave out --env"),
         (["--fit-steps", "9"], "--fit-steps is for judging by logs, without a simulator: give --logs LOG, or"),
         (["--logs", "LOG", "--episodes", "9"], "--episodes is for simulators, and none is named"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from uhm import tasks
 from uhm.cli.flags import verb
 from uhm.errors import UhmError
 
@@ -52,21 +53,38 @@ class Eval:
 
     def __call__(self) -> int:
         self._check()
+        from uhm.cli import eval_logs
+        from uhm.envs.own import Simulator
         from uhm.train import load_run
         from uhm.train.choice import as_step
 
         restored = load_run(self.run, as_step(self.step))
-        if restored.plan.environment.own:
-            return self._on_logs(restored)
-        where = f"{self.run} is evaluated in {restored.plan.environment.name}"
-        self._refuse(("env", *_OF_LOGS), f"is for runs on logs: {where}.")
-        policy, episodes = self._evaluate(restored)
-        report = self._report(restored, episodes)
+        if not restored.plan.environment.own:
+            where = f"{self.run} is evaluated in {restored.plan.environment.name}"
+            self._refuse(("env", *_OF_LOGS), f"is for runs on logs: {where}.")
+            return self._in(restored, None)
+        env = self._simulator(restored)
+        if env is not None:
+            return self._in(restored, Simulator(env, restored.spec.observation_size, restored.spec.action_size))
+        why = "is for simulators, and none is named: leave it out, or give --env."
+        self._refuse(("episodes", "seed", "video"), why)
+        return eval_logs.evaluate(restored, self.run, self.step, self.logs, self.fit_steps, self.discount, self.json)
+
+    def _in(self, restored: "Restored", simulator: "Simulator | None") -> int:
+        """Evaluate in a simulator, the task's or the user's own, and film if that is wanted."""
+        from uhm.cli import eval_own
+        from uhm.runs.files import plain
+
+        policy, episodes = self._evaluate(restored, simulator)
+        if simulator is None:
+            report, shown = self._report(restored, episodes), self._show
+        else:
+            report, shown = eval_own.report(restored, self.run, simulator.name, episodes), eval_own.show
         if not self.json:
-            self._show(restored, report)
-        report["videos"], filmed = self._film(restored, policy) if self.video else ([], True)
+            shown(restored, report)
+        report["videos"], filmed = self._film(restored, policy, simulator) if self.video else ([], True)
         if self.json:
-            print(json.dumps(report, indent=2))
+            print(json.dumps(plain(report), indent=2))  # a member that diverged may expect what is no number
         for path in () if self.json else report["videos"]:
             print(path)
         return 0 if filmed else 1
@@ -80,36 +98,41 @@ class Eval:
         if self.discount is not None and not 0 < self.discount < 1:
             raise UhmError(f"--discount is {self.discount:g}, and must be in (0, 1).")
 
-    def _on_logs(self, restored: "Restored") -> int:
-        """In a simulator if there is one, else by the logs themselves."""
-        from uhm import tasks
-        from uhm.cli import eval_logs, eval_own
-
-        if self.video:
-            raise UhmError("--video films known environments only: leave it out for a run on logs.")
+    def _simulator(self, restored: "Restored") -> str | None:
+        """Where a run on logs is evaluated: as said, as in training, or as Minari knows; None if by logs."""
         name = restored.plan.environment.name
-        # The one of training, or the one that Minari knows; logs that are named have precedence over both.
         known = restored.plan.env or (name if name.startswith(tasks.MINARI) else None)
         env = self.env or (known if self.logs is None else None)
-        if env is None:
-            self._refuse(("episodes", "seed"), "is for simulators, and none is named: leave it out, or give --env.")
-            given = self.logs, self.fit_steps, self.discount
-            return eval_logs.evaluate(restored, self.run, self.step, *given, self.json)
-        instead = "leave out --env" if self.env is not None else f"give --logs {name}"
-        self._refuse(_OF_LOGS, f"is for judging by logs, without a simulator: {instead}, or leave it out.")
-        return eval_own.evaluate(restored, self.run, env, self._episodes, self.seed, self.json)
+        if env is not None:
+            instead = "leave out --env" if self.env is not None else f"give --logs {name}"
+            self._refuse(_OF_LOGS, f"is for judging by logs, without a simulator: {instead}, or leave it out.")
+        return env
 
     def _refuse(self, flags: tuple[str, ...], why: str) -> None:
         for flag in flags:
-            if getattr(self, flag) is not None:
+            if getattr(self, flag) is not None and getattr(self, flag) is not False:
                 raise UhmError(f"{_flag(flag)} {why}")
 
     @property
     def _episodes(self) -> int:
         return 50 if self.episodes is None else self.episodes
 
-    def _evaluate(self, restored: "Restored") -> "tuple[Policy, list[Episode]]":
-        return evaluated(restored, self._episodes, self.seed)
+    def _evaluate(self, restored: "Restored", simulator: "Simulator | None") -> "tuple[Policy, list[Episode]]":
+        import jax
+        from rich.console import Console
+
+        from uhm.evaluate import Evaluator, make_act
+
+        if simulator is not None:
+            simulator.check()
+        plan, agent, state = restored.plan, restored.agent, restored.state
+        members, step, size = plan.members(), int(state.step), restored.spec.observation_size
+        policy = make_act(agent.act, state.state, jax.random.key(step), observation_size=size, agent_value=agent.value)
+        seeds = [member.seed if self.seed is None else self.seed for member in members]
+        wanted = [tasks.task(member.task) for member in members]
+        status = Console(stderr=True).status(f"{self._episodes} episodes of each member ...")
+        with status, Evaluator(wanted, episodes=self._episodes, simulator=simulator) as evaluator:
+            return policy, evaluator.run(policy, seeds=seeds, step=step, discounts=plan.discounts())
 
     def _report(self, restored: "Restored", episodes: "list[Episode]") -> dict[str, Any]:
         import numpy as np
@@ -130,14 +153,14 @@ class Eval:
                     "diverged": not bool(alive[index]),
                 }
             )
-        tasks = {name: [m["success"] for m in members if m["task"] == name] for name in plan.tasks}
+        found = {name: [m["success"] for m in members if m["task"] == name] for name in plan.tasks}
         return {
             "run": str(self.run),
             "agent": plan.agent,
             "environment": plan.environment.name,
             "step": int(state.step),
             "episodes": self._episodes,
-            "success": {name: float(np.mean(values)) for name, values in tasks.items()},
+            "success": {name: float(np.mean(values)) for name, values in found.items()},
             "members": members,
         }
 
@@ -156,13 +179,12 @@ class Eval:
         about = restored.plan.agent, restored.plan.members(), column("success"), alive, what
         progress.show(progress.table(*about, more=more))
 
-    def _film(self, restored: "Restored", policy: "Policy") -> tuple[list[str], bool]:
+    def _film(self, restored: "Restored", policy: "Policy", simulator: "Simulator | None") -> tuple[list[str], bool]:
         """One film per task and setting, of its first member, and whether all were made; if not, one line says why."""
         import itertools
 
         import numpy as np
 
-        from uhm import tasks
         from uhm.evaluate import record_video
 
         plan, state = restored.plan, restored.state
@@ -175,30 +197,11 @@ class Eval:
                 return np.asarray(policy.member(index, observation[None], next(counts)))[0]
 
             seed = members[index].seed if self.seed is None else self.seed
-            words = [name, *(f"{axis}={value}" for axis, value in setting), str(int(state.step))]
+            words = [tasks.title(name), *(f"{axis}={value}" for axis, value in setting), str(int(state.step))]
             path = self.run / "videos" / f"{'-'.join(words)}.mp4"
             try:
-                paths.append(str(record_video(tasks.task(name), act, path, seed=seed)))
+                paths.append(str(record_video(tasks.task(name), act, path, seed=seed, simulator=simulator)))
             except UhmError as error:  # the numbers stand; the other tasks would meet the same wall
                 warnings.warn(str(error), stacklevel=2)
                 return paths, False
         return paths, True
-
-
-def evaluated(
-    restored: "Restored", count: int, seed: int | None, simulator: "Simulator | None" = None
-) -> "tuple[Policy, list[Episode]]":
-    """The run's policies and `count` episodes of each member."""
-    import jax
-
-    from uhm import tasks
-    from uhm.evaluate import Evaluator, make_act
-
-    plan, agent, state = restored.plan, restored.agent, restored.state
-    members, step = plan.members(), int(state.step)
-    size = restored.spec.observation_size
-    policy = make_act(agent.act, state.state, jax.random.key(step), observation_size=size, agent_value=agent.value)
-    seeds = [member.seed if seed is None else seed for member in members]
-    wanted = [tasks.task(member.task) for member in members]
-    with Evaluator(wanted, episodes=count, simulator=simulator) as evaluator:
-        return policy, evaluator.run(policy, seeds=seeds, step=step, discounts=plan.discounts())

@@ -34,9 +34,9 @@ class Simulator:
     observation_size: int
     action_size: int
 
-    def make(self) -> "Plain":
-        """The environment; UhmError if there is none of this name, or not of these sizes."""
-        env = _made(self.name)
+    def make(self, **options: Any) -> "Plain":
+        """The environment, made with `options`; UhmError if there is none of this name, or not of these sizes."""
+        env = _made(self.name, options)
         try:
             for kind, space in (("observation", env.observation_space), ("action", env.action_space)):
                 _check_space(f"{kind}s", space, getattr(self, f"{kind}_size"))
@@ -59,6 +59,7 @@ class Plain:
     def __init__(self, env: gymnasium.Env):
         self.env = env
         self.action_space: Any = env.action_space
+        self.metadata = env.metadata
         # A limit of the environment's own truncates by itself.
         self.limit = math.inf if env.spec is not None and env.spec.max_episode_steps else LIMIT
 
@@ -74,6 +75,9 @@ class Plain:
         said = {"success": math.nan if success is None else float(success)}
         return _flat(observation), float(reward), bool(terminated), bool(truncated), said
 
+    def render(self) -> Any:
+        return self.env.render()
+
     def _scaled(self, action: Float[np.ndarray, " A"]) -> Float[np.ndarray, " A"]:
         """From [-1, 1] to the bounds of the action space, where it has any."""
         space = self.action_space
@@ -82,7 +86,7 @@ class Plain:
         return (space.low + (action.astype(np.float64) + 1) / 2 * (space.high - space.low)).astype(space.dtype)
 
 
-def normalised(name: str, returns: Sequence[float]) -> list[float] | None:
+def normalised_returns(name: str, returns: Sequence[float]) -> list[float] | None:
     """Returns as Minari normalises them for its data set `name`, 0 for a random policy and 1 for an expert; None where
     it does not know both."""
     import minari
@@ -105,12 +109,12 @@ def minari_store(name: str) -> Any:
         raise UhmError(f"Minari has no local data set '{name}'; get it with: minari download {name}") from error
 
 
-def _made(name: str) -> gymnasium.Env:
+def _made(name: str, options: dict[str, Any]) -> gymnasium.Env:
     store = minari_store(name.removeprefix(MINARI)) if name.startswith(MINARI) else None
     if "" not in sys.path:  # a console script does not look where the user stands
         sys.path.append("")
     try:
-        return gymnasium.make(name) if store is None else store.recover_environment(eval_env=True)
+        return gymnasium.make(name, **options) if store is None else store.recover_environment(True, **options)
     except (gymnasium.error.Error, ImportError, ValueError) as error:  # Minari's, of a data set that names none
         hint = f" ({_HINT})" if isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in name else ""
         raise UhmError(f"cannot make the environment '{name}': {' '.join(str(error).split())}{hint}") from error

@@ -1,10 +1,11 @@
-"""The program that films episodes of a MuJoCo environment for `uhm.evaluate.video`.
+"""The program that films episodes of a simulator for `uhm.evaluate.video`: a MuJoCo environment, or the user's own.
 
 It sends an observation (`o`, then its numbers), reads an action, and so on; last comes one JSON object that tells the
 file or the error. Whether this machine can draw at all shows with the first picture, before anything is sent.
 """
 
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -16,14 +17,25 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from uhm.envs.own import Simulator
+from uhm.errors import UhmError
 from uhm.evaluate.video import save
-from uhm.evaluate.worker import Simulation
+from uhm.evaluate.worker import OwnSimulation, Simulation
 from uhm.tasks import Environment
 
 
 def simulation(setup: dict[str, Any]) -> Simulation:
+    """The simulator, which has drawn one picture."""
+    if setup["own"]:
+        own = OwnSimulation(Simulator(**setup["what"]), render_mode="rgb_array")
+        own.reset(setup["task"], setup["seeds"][0])
+        if np.ndim(own.env.render()) != 3:
+            raise UhmError("its render() gives no picture")
+        return own
     size = {"width": setup["size"], "height": setup["size"]}
-    return Simulation(Environment(**setup["environment"]), render_mode="rgb_array", **size)
+    known = Simulation(Environment(**setup["what"]), render_mode="rgb_array", **size)
+    plain(known.env)
+    return known
 
 
 def plain(env: Any) -> None:
@@ -41,13 +53,13 @@ def frames(filmed: Simulation, setup: dict[str, Any], answers: Any) -> Iterator[
     for seeds in setup["seeds"]:
         observation = filmed.reset(setup["task"], seeds)
         yield filmed.env.render()
-        for _ in range(filmed.limit or sys.maxsize):
+        for length in itertools.count(1):
             answers.write(b"o" + observation.astype(np.float32).tobytes())
             answers.flush()
-            action = sys.stdin.buffer.read(4 * setup["environment"]["action_size"])
+            action = sys.stdin.buffer.read(4 * setup["what"]["action_size"])
             observation, _, terminated, truncated, _ = filmed.env.step(np.frombuffer(action, np.float32).copy())
             yield filmed.env.render()
-            if terminated or truncated:
+            if terminated or truncated or length >= filmed.limit:
                 break
 
 
@@ -60,16 +72,16 @@ def main() -> None:
     result: dict[str, Any] = {"drew": False}
     try:
         filmed = simulation(setup)
-        plain(filmed.env)
         result["drew"] = True
-        result["path"] = str(save(frames(filmed, setup, answers), Path(setup["path"]), setup["fps"]))
+        fps = filmed.env.metadata.get("render_fps") if setup["own"] else None
+        result["path"] = str(save(frames(filmed, setup, answers), Path(setup["path"]), fps or setup["fps"]))
     except BaseException as error:
         # PyOpenGL's errors cannot always be written out.
         try:
             reason = " ".join(str(error).split())
         except Exception:
             reason = ""
-        result["error"] = f"{type(error).__name__} {reason}".strip()
+        result["error"] = reason if isinstance(error, UhmError) else f"{type(error).__name__} {reason}".strip()
     answers.write(json.dumps(result).encode())
     answers.flush()
     os._exit(0)  # graphics libraries may crash while they clean up

@@ -82,13 +82,18 @@ class Pool:
         self._end()
 
 
+def python_path() -> str:
+    """Where programs that simulate find modules: where this one does, and last where the user stands, for a module of
+    theirs may have the simulator.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"), *sys.path, str(Path.cwd()))))
+
+
 def _start(folder: str, setup: dict, file: IO[bytes]) -> subprocess.Popen[bytes]:
     # A program of its own and not `multiprocessing`: that would import the caller's main module, and JAX with it.
-    root = str(Path(__file__).resolve().parents[2])
-    # Also where the user stands: a module there may have the simulator.
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"), *sys.path, str(Path.cwd()))))
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    own = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "TMPDIR": folder}
+    own = {"PYTHONPATH": python_path(), "PYTHONWARNINGS": "ignore", "TMPDIR": folder}
     number = file.fileno()
     with (Path(folder) / f"{setup['worker']}.log").open("wb") as log:
         return subprocess.Popen(

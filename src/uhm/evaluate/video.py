@@ -1,4 +1,5 @@
-"""Films of episodes: MuJoCo's pictures where the machine can draw them, and for `rooms` a map that needs no graphics.
+"""Films of episodes: MuJoCo's pictures where the machine can draw them, those of a simulator of the user's own, and for
+`rooms` a map that needs no graphics.
 
 MuJoCo chooses its graphics library when it is first imported, and a wrong choice may end the process. So a film is
 made by a program of its own, `uhm.evaluate.camera`, with EGL and else with OSMesa; this process only says how to act.
@@ -20,7 +21,9 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from uhm.envs import rooms
+from uhm.envs.own import Simulator
 from uhm.errors import UhmError, writing
+from uhm.evaluate.pool import python_path
 from uhm.evaluate.records import episode_seeds
 from uhm.evaluate.rooms import start
 from uhm.tasks import ROOMS, Task
@@ -38,18 +41,25 @@ _GROUND, _WALL, _GOAL, _TRAIL, _POINT = (
 
 
 def record_video(
-    task: Task, act_single: ActSingle, path: Path, episodes: int = 1, seed: int = 0, fps: int = 30
+    task: Task,
+    act_single: ActSingle,
+    path: Path,
+    episodes: int = 1,
+    seed: int = 0,
+    fps: int = 30,
+    simulator: Simulator | None = None,
 ) -> Path:
     """Film some episodes of `act_single(observation) -> action` and return the file.
 
-    It is an mp4 where `imageio_ffmpeg` is installed, and else a GIF: the file's name says which.
+    What learned from logs is filmed in a `simulator` of the user's own. The film is an mp4 where `imageio_ffmpeg` is
+    installed, and else a GIF: the file's name says which.
     """
     path = path.expanduser().resolve()
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if task.environment is ROOMS:
             return save(_draw_rooms(task, act_single, episodes, seed), path, fps)
-        return _film(task, act_single, path, episodes, seed, fps)
+        return _film(task, simulator, act_single, path, episodes, seed, fps)
 
 
 def save(frames: Iterable[Frame], path: Path, fps: int) -> Path:
@@ -91,27 +101,34 @@ def _save_gif(frames: Iterable[Frame], path: Path, fps: int) -> Path:
     return path
 
 
-def _film(task: Task, act_single: ActSingle, path: Path, episodes: int, seed: int, fps: int) -> Path:
-    setup = {"environment": dataclasses.asdict(task.environment), "task": task.index, "path": str(path), "fps": fps}
+def _film(
+    task: Task, simulator: Simulator | None, act_single: ActSingle, path: Path, episodes: int, seed: int, fps: int
+) -> Path:
+    what = simulator or task.environment
+    setup = {"what": dataclasses.asdict(what), "own": simulator is not None}
+    setup |= {"task": task.index, "path": str(path), "fps": fps}
     setup |= {"seeds": [episode_seeds(seed, 0, task.index, e) for e in range(episodes)], "size": SIZE}
     chosen = os.environ.get("MUJOCO_GL", "").lower()
     failed = {}
     for backend in dict.fromkeys([chosen, *BACKENDS] if chosen in BACKENDS else BACKENDS):
         with tempfile.TemporaryDirectory(prefix="uhm-video-") as folder, _camera(setup, backend, folder) as camera:
-            answer = _direct(camera, act_single, task)
+            answer = _direct(camera, act_single, what.observation_size)
         if "path" in answer:
             return Path(answer["path"])
         if answer.get("drew"):
-            raise UhmError(f"the film of {task.name} failed: {answer['error']}.")
+            raise UhmError(f"the film of {what.name} failed: {answer['error']}.")
         failed[backend] = answer["error"]
+    if simulator is not None:
+        tried = "; ".join(dict.fromkeys(failed.values()))
+        raise UhmError(f"{simulator.name} cannot be drawn here, so there is no video: {tried}.")
     tried = "; ".join(f"{backend}: {error}" for backend, error in failed.items())
     raise UhmError(f"MuJoCo cannot draw here, so there is no video ({tried}): install libegl1 or libosmesa6.")
 
 
-def _direct(camera: subprocess.Popen[bytes], act_single: ActSingle, task: Task) -> dict[str, Any]:
+def _direct(camera: subprocess.Popen[bytes], act_single: ActSingle, observation_size: int) -> dict[str, Any]:
     """Answer the camera's observations with actions until it says how it went."""
     assert camera.stdin and camera.stdout
-    width = 4 * task.environment.observation_size
+    width = 4 * observation_size
     while kind := camera.stdout.read(1):
         if kind == b"{":
             return json.loads(kind + camera.stdout.read())
@@ -131,9 +148,8 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 @contextlib.contextmanager
 def _camera(setup: dict[str, Any], backend: str, folder: str) -> Iterator[subprocess.Popen[bytes]]:
-    root = str(Path(__file__).resolve().parents[2])
     own = {
-        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": python_path(),
         "PYTHONWARNINGS": "ignore",
         "MUJOCO_GL": backend,
         "PYOPENGL_PLATFORM": backend,

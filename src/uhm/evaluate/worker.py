@@ -29,7 +29,7 @@ class Simulation:
     def __init__(self, environment: Environment, **options: Any):
         made = envs.make(environment.tasks[0], **options)
         assert made.spec is not None
-        self.limit = made.spec.max_episode_steps
+        self.limit: Any = made.spec.max_episode_steps
         self.env: Any = made.unwrapped  # the wrappers only check and count
         kind = type(self.env)
         if isinstance(getattr(kind, "action_space", None), property):
@@ -53,8 +53,8 @@ class Simulation:
 class OwnSimulation(Simulation):
     """One environment of the user's own, which is one task; whether its resets leave traces is up to it."""
 
-    def __init__(self, simulator: Simulator):
-        self.env = simulator.make()
+    def __init__(self, simulator: Simulator, **options: Any):
+        self.env = simulator.make(**options)
         self.limit = self.env.limit
 
     def _choose(self, task: int) -> None:

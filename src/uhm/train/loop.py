@@ -21,7 +21,7 @@ from uhm import population, tasks
 from uhm.agents import Agent, Spec
 from uhm.data import Dataset, batches
 from uhm.data.source import data_directory, load, provide
-from uhm.envs.own import normalised
+from uhm.envs.own import normalised_returns
 from uhm.evaluate import Episode, Evaluator, beside, by_step, complete, make_act, means_by_step, score
 from uhm.evaluate.records import means
 from uhm.interrupts import interruptible
@@ -244,7 +244,7 @@ def evaluations(plan: Plan, episodes: list[Episode]) -> dict[int, dict[int, dict
     if plan.env is None or not plan.env.startswith(tasks.MINARI):
         return found
     means = [one for steps in found.values() for one in steps.values()]
-    scores = normalised(plan.env.removeprefix(tasks.MINARI), [one["return"] for one in means])
+    scores = normalised_returns(plan.env.removeprefix(tasks.MINARI), [one["return"] for one in means])
     for one, value in zip(means, scores or [], strict=False):
         one["normalised"] = value
     return found
