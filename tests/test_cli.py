@@ -41,7 +41,7 @@ def test_help_and_version_do_not_import_jax():
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_says_nothing_twice(verb, capsys):
     """What a flag stands for that is not given is in its own words, and `None` is nobody's."""
-    parts = {"data": ("list", "get", "make", "check", "inspect"), "suite": ("plan", "run")}
+    parts = {"data": ("list", "get", "make", "check", "convert", "inspect"), "suite": ("plan", "run")}
     for part in parts.get(verb, ("",)):
         with pytest.raises(SystemExit) as end:
             cli.run([verb, *([part] if part else []), "--help"])

@@ -1,9 +1,7 @@
 """Training on logs of one's own: what is learned is what would be learned if they were a known task's."""
 
-import re
 import shutil
 import warnings
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +12,6 @@ import pytest
 from small_runs import SMALL, lines, make_data
 from uhm import cli, population, tasks
 from uhm.data import load
-from uhm.data.sampling import gather_transitions
 from uhm.errors import UhmError
 from uhm.train import load_run, resolve, resume, train
 
@@ -176,29 +173,3 @@ def test_names_of_logs():
     assert tasks.task("minari:a/b-v0").environment.title == "a-b-v0"
     assert tasks.task("cube-double-play-task2").environment.title == "cube-double-play"
     assert tasks.task("/x/y.npz").environment.tasks == (tasks.task("/x/y.npz"),)
-
-
-def test_transitions_become_rows_as_documented(tmp_path, monkeypatch):
-    text = (Path(__file__).parent.parent / "docs" / "index.md").read_text()
-    (block,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "np.insert" in block]
-    rng, n = np.random.default_rng(0), 12
-    done, timeouts = np.isin(np.arange(n), 4), np.isin(np.arange(n), 7)
-    last = done | timeouts | (np.arange(n) == n - 1)  # the third is neither ended nor cut: the log just stops
-    given = {
-        "observations": rng.normal(size=(n, 3)),
-        "next_observations": rng.normal(size=(n, 3)),
-        "actions": rng.uniform(-1, 1, (n, 2)),
-        "rewards": rng.normal(size=n),
-        "done": done,
-        "timeouts": timeouts,
-    }
-    inner = ~last[:-1]
-    given["next_observations"][:-1][inner] = given["observations"][1:][inner]
-    monkeypatch.chdir(tmp_path)
-    exec(block, dict(given))
-    data = load("log.npz", placement="host").with_task(0)
-    assert data.size == n
-    batch = gather_transitions(data, np.flatnonzero(np.asarray(data.last) != np.arange(len(data.last))))
-    for name in ("observations", "next_observations", "actions", "rewards"):
-        np.testing.assert_allclose(getattr(batch, name), given[name], rtol=1e-6)
-    np.testing.assert_array_equal(batch.masks, ~done)

@@ -45,8 +45,8 @@ def _check_fields(file: NpzFile) -> None:
     for name in FOREIGN:
         if name in file.arrays:
             raise UhmError(
-                f"{file.path}: field '{name}' is of another layout, with a row per transition; "
-                "docs/index.md#your-own-logs has the lines that convert it."
+                f"{file.path}: field '{name}' is of another layout, with a row per transition; to convert it: "
+                f"uhm data convert {file.path} {file.path.stem}-rows.npz"
             )
     ignored = [name for name in file.arrays if name not in FIELDS]
     if ignored:
