@@ -218,7 +218,7 @@ class Inspect(_Common):
 
 @verb
 class Convert:
-    """Make a log of transitions from D4RL, CORL, d3rlpy or a replay buffer: rows of trajectories, as `uhm train` wants.
+    """Make a log of transitions from D4RL, Gymnasium or a replay buffer: rows of trajectories, as `uhm train` wants.
 
     The names that these use are known (terminals or dones, timeouts or truncations, next_observations, ...).
     """

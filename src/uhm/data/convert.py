@@ -1,4 +1,4 @@
-"""Transitions of other libraries (D4RL, CORL, d3rlpy, Gymnasium, a replay buffer) as rows of trajectories.
+"""Transitions of other libraries (D4RL, Gymnasium, a replay buffer) as rows of trajectories.
 
 There every row is a transition (s, a, r, s'), with a flag where the task ended and, mostly, one where a trajectory was
 cut. Here a trajectory of T transitions has T + 1 rows, the last one for where its last action led, so that futures can
