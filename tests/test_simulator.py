@@ -69,9 +69,8 @@ def test_what_a_simulator_does_not_say_and_where_it_fails():
     (found,) = episodes("line_module:Silent-v0", always(0.0), 1)
     assert (found.success, found.length, found.return_) == (None, own.LIMIT, 0.0)
     assert "success" not in found.to_json()
-    with pytest.raises(
-        UhmError, match=r"^evaluation failed in an environment: ArithmeticError: nothing is beyond 3\.$"
-    ):
+    where = r"ArithmeticError: nothing is beyond 3 \(line_module\.py, line \d+\)"
+    with pytest.raises(UhmError, match=rf"^evaluation failed in an environment: {where}\.$"):
         episodes("line_module:Broken-v0", always(1.0), 1)
     with pytest.raises(UhmError, match=r"environment: cannot make the environment 'line_module:No-v0'"):
         episodes("line_module:No-v0", always(1.0), 1)

@@ -11,6 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -98,8 +99,10 @@ def main() -> None:
             os.write(answers, READY)
     except Exception as error:
         traceback.print_exc()
-        name = "" if isinstance(error, UhmError) else f"{type(error).__name__}: "
-        reason = name + " ".join(str(error).split())
+        reason = " ".join(str(error).split())
+        if not isinstance(error, UhmError):
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {reason} ({Path(at.filename).name}, line {at.lineno})"
         with contextlib.suppress(OSError):
             os.write(answers, FAILED + reason.encode())
         sys.exit(1)
