@@ -82,7 +82,8 @@ def convert(
     count = int(arrays["terminals"].sum())
     lost = len(places) - len(grown)
     repeated = len(grown) if after is None else 0
-    either = not any(name in transitions for name in (*NAMES["ends"][:-2], *NAMES["cuts"]))
+    told_apart = (set(NAMES["ends"]) - set(_EITHER)) | set(NAMES["cuts"])
+    either = told_apart.isdisjoint(transitions)
     return Converted(arrays, count, len(arrays["terminals"]) - count, int(ends.sum()), lost, repeated, either)
 
 
