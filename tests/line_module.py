@@ -43,6 +43,21 @@ class Silent(Line):
         return None
 
 
+class Unpaid(Line):
+    """One whose rewards are no numbers."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, float("nan"), terminated, truncated, info
+
+
+class Unborn(Line):
+    """One that cannot be made."""
+
+    def __init__(self, render_mode: str | None = None):
+        raise KeyError("no such map")
+
+
 class Broken(Line):
     """One that fails when it is left."""
 
@@ -54,4 +69,6 @@ class Broken(Line):
 
 gymnasium.register("Line-v0", f"{__name__}:Line", max_episode_steps=6)
 gymnasium.register("Silent-v0", f"{__name__}:Silent")
+gymnasium.register("Unpaid-v0", f"{__name__}:Unpaid", max_episode_steps=6)
+gymnasium.register("Unborn-v0", f"{__name__}:Unborn")
 gymnasium.register("Broken-v0", f"{__name__}:Broken", max_episode_steps=6)

@@ -72,6 +72,8 @@ def test_what_a_simulator_does_not_say_and_where_it_fails():
     where = r"ArithmeticError: nothing is beyond 3 \(line_module\.py, line \d+\)"
     with pytest.raises(UhmError, match=rf"^evaluation failed in an environment: {where}\.$"):
         episodes("line_module:Broken-v0", always(1.0), 1)
+    with pytest.raises(UhmError, match=r"the environment's reward is nan, and must be a finite number\.$"):
+        episodes("line_module:Unpaid-v0", always(1.0), 1)
     with pytest.raises(UhmError, match=r"environment: cannot make the environment 'line_module:No-v0'"):
         episodes("line_module:No-v0", always(1.0), 1)
 
@@ -103,6 +105,7 @@ def test_an_environment_without_a_limit_is_cut_and_says_so():
         ("Pendulum-v1", (4, 1), "observations have 3 numbers, those of the logs 4"),
         ("Pendulum-v1", (3, 2), "actions have 1 numbers, those of the logs 2"),
         ("Nothing-v9", (1, 1), r"cannot make the environment 'Nothing-v9': .*if a module of yours .* MODULE:ID"),
+        ("line_module:Unborn-v0", (1, 1), r"Unborn-v0': KeyError: 'no such map' \(line_module\.py, line \d+\)\.$"),
         ("no_such_module:X-v0", (1, 1), "cannot make the environment 'no_such_module:X-v0': .*no_such_module"),
     ],
 )

@@ -6,6 +6,7 @@ status 2; a bug keeps its traceback.
 
 import contextlib
 import difflib
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -28,3 +29,10 @@ def writing(path: Path, hint: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise UhmError(f"cannot write {path}: {error.strerror or error}{'; ' + hint if hint else ''}.") from error
+
+
+def with_place(error: Exception) -> str:
+    """An error of somebody else's code in one line: what it is and where it was raised."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    reason = " ".join(str(error).split())
+    return f"{type(error).__name__}: {reason} ({Path(at.filename).name}, line {at.lineno})"

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uhm import tasks
-
 if TYPE_CHECKING:
     from uhm.evaluate import Episode
     from uhm.train import Restored
@@ -19,10 +17,9 @@ def report(restored: "Restored", run: Path, env: str, episodes: "list[Episode]")
     from uhm.envs.own import normalised_returns
 
     plan, members = restored.plan, []
-    data = env.removeprefix(tasks.MINARI) if env.startswith(tasks.MINARI) else None
     for index, member in enumerate(plan.members()):
         own = [_said(record) for record in episodes if record.member == index]
-        if data is not None and (scores := normalised_returns(data, [one["return"] for one in own])):
+        if scores := normalised_returns(env, [one["return"] for one in own]):
             own = [{**one, "normalised": score} for one, score in zip(own, scores, strict=True)]
         known = [name for name in own[0] if name != "episode" and all(name in one for one in own)]
         means = {name: float(np.mean([one[name] for one in own])) for name in known}

@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from jaxtyping import Float
 
-from uhm.errors import UhmError
+from uhm.errors import UhmError, with_place
 from uhm.tasks import MINARI
 
 LIMIT = 1000  # steps of an episode, in environments that set none
@@ -72,8 +72,11 @@ class Plain:
     ) -> tuple[Float[np.ndarray, " S"], float, bool, bool, dict[str, float]]:
         observation, reward, terminated, truncated, info = self.env.step(self._scaled(action))
         success = info.get("success", info.get("is_success"))
+        paid = float(reward)
+        if not math.isfinite(paid):
+            raise UhmError(f"the environment's reward is {paid}, and must be a finite number")
         said = {"success": math.nan if success is None else float(success)}
-        return _flat(observation), float(reward), bool(terminated), bool(truncated), said
+        return _flat(observation), paid, bool(terminated), bool(truncated), said
 
     def render(self) -> Any:
         return self.env.render()
@@ -87,12 +90,15 @@ class Plain:
 
 
 def normalised_returns(name: str, returns: Sequence[float]) -> list[float] | None:
-    """Returns as Minari normalises them for its data set `name`, 0 for a random policy and 1 for an expert; None where
-    it does not know both."""
+    """Returns in the simulator `name` as Minari normalises them, 0 for a random policy and 1 for an expert; None where
+    it is not Minari's, or Minari does not know both."""
+    if not name.startswith(MINARI):
+        return None
     import minari
 
+    store = minari_store(name.removeprefix(MINARI))
     try:
-        return np.asarray(minari.get_normalized_score(minari_store(name), np.asarray(returns))).tolist()
+        return np.asarray(minari.get_normalized_score(store, np.asarray(returns))).tolist()
     except ValueError:
         return None
 
@@ -118,6 +124,8 @@ def _made(name: str, options: dict[str, Any]) -> gymnasium.Env:
     except (gymnasium.error.Error, ImportError, ValueError) as error:  # Minari's, of a data set that names none
         hint = f" ({_HINT})" if isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in name else ""
         raise UhmError(f"cannot make the environment '{name}': {' '.join(str(error).split())}{hint}") from error
+    except Exception as error:  # whatever the user's own module does
+        raise UhmError(f"cannot make the environment '{name}': {with_place(error)}.") from error
 
 
 def _check_space(what: str, space: gymnasium.Space, size: int) -> None:

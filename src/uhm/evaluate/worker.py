@@ -11,7 +11,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -19,7 +18,7 @@ import numpy as np
 
 from uhm import envs
 from uhm.envs.own import Simulator
-from uhm.errors import UhmError
+from uhm.errors import UhmError, with_place
 from uhm.evaluate.board import FAILED, HALVES, READY, RESET, STEP, Board
 from uhm.tasks import Environment
 
@@ -99,10 +98,7 @@ def main() -> None:
             os.write(answers, READY)
     except Exception as error:
         traceback.print_exc()
-        reason = " ".join(str(error).split())
-        if not isinstance(error, UhmError):
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            reason = f"{type(error).__name__}: {reason} ({Path(at.filename).name}, line {at.lineno})"
+        reason = " ".join(str(error).split()) if isinstance(error, UhmError) else with_place(error)
         with contextlib.suppress(OSError):
             os.write(answers, FAILED + reason.encode())
         sys.exit(1)

@@ -241,10 +241,8 @@ def _evaluator(plan: Plan, spec: Spec) -> AbstractContextManager[Evaluator | Non
 def evaluations(plan: Plan, episodes: list[Episode]) -> dict[int, dict[int, dict[str, float]]]:
     """`means_by_step`, in Minari's simulators with normalised returns where these are known."""
     found = means_by_step(episodes)
-    if plan.env is None or not plan.env.startswith(tasks.MINARI):
-        return found
     means = [one for steps in found.values() for one in steps.values()]
-    scores = normalised_returns(plan.env.removeprefix(tasks.MINARI), [one["return"] for one in means])
+    scores = None if plan.env is None else normalised_returns(plan.env, [one["return"] for one in means])
     for one, value in zip(means, scores or [], strict=False):
         one["normalised"] = value
     return found
