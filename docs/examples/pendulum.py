@@ -23,7 +23,8 @@ def trajectory(env: gymnasium.Env, seed: int, noise: float, rng: np.random.Gener
         observations, actions, rewards = [*observations, observation], [*actions, [action]], [*rewards, reward]
     return {
         "observations": np.array(observations, np.float32),
-        "actions": np.array([*actions, [0.0]], np.float32),  # of the last row nobody looks at action and reward
+        # The last row has no action of its own; agents read it as the one that follows the last transition.
+        "actions": np.array([*actions, actions[-1]], np.float32),
         "rewards": np.array([*rewards, 0.0], np.float32),
         "terminals": np.arange(len(observations)) == len(actions),
     }
