@@ -14,6 +14,10 @@ import numpy as np
 
 from uhm.errors import UhmError
 
+# The policies that come with the package, by the first word of an environment's name. The JSON file beside each says how
+# it was trained, and how well it walks.
+SHIPPED = {"antmaze": Path(__file__).parent / "experts" / "ant.npz"}
+
 _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
