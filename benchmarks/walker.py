@@ -253,7 +253,7 @@ def main() -> None:
     training.add_argument("--steps", type=int, default=400_000, help=f"of all {ANTS} ants together")
     training.add_argument("--seed", type=int, default=0)
     judging = verbs.add_parser("judge")
-    judging.add_argument("policy", type=Path, nargs="?", default=expert.SHIPPED["antmaze"])
+    judging.add_argument("policy", type=Path, nargs="?", default=expert.ANT)
     judging.add_argument("--episodes", type=int, default=20)
     args = parser.parse_args()
     if args.verb == "train":

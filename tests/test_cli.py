@@ -119,7 +119,6 @@ def test_the_data_directory_can_come_from_the_environment(rooms):
         (("data", "make", "rooms", "--episodes", "0"), "--episodes must be at least 1"),
         (("data", "make", "rooms", "--seed", "-1"), "--seed must not be negative"),
         (("data", "make", "humanoidmaze-giant-navigate"), "humanoidmaze-giant-navigate"),
-        (("data", "make", "antmaze-large-navigate"), "--expert"),
         (("data", "make", "antmaze-large-navigate", "--expert", "nowhere.npz"), "nowhere.npz"),
         (("data", "get", "rooms"), "uhm data make rooms"),
         (("data", "inspect", "scene-play", "--data-dir", "nowhere"), "uhm data make scene-play"),

@@ -21,7 +21,7 @@ from uhm.data.download import download, files, official_url
 from uhm.errors import UhmError
 
 CUBE = tasks.environment("cube-double-play")
-ANT = tasks.environment("antmaze-large-navigate")
+HUMANOID = tasks.environment("humanoidmaze-large-navigate")
 LONG = tasks.environment("cube-triple-play")
 TRAIN, VAL = "cube-double-play-v0.npz", "cube-double-play-v0-val.npz"
 
@@ -364,15 +364,15 @@ def test_a_missing_file(serve, tmp_path: Path) -> None:
         get(serve({}), tmp_path)
 
 
-@pytest.mark.parametrize("environment", [CUBE, ANT, LONG], ids=lambda e: e.name)
+@pytest.mark.parametrize("environment", [CUBE, HUMANOID, LONG], ids=lambda e: e.name)
 def test_offline_is_one_line_that_says_what_to_do(environment: tasks.Environment, tmp_path: Path) -> None:
     with pytest.raises(UhmError) as caught:
         download(environment, tmp_path, progress=False)
     message = str(caught.value)
     assert "\n" not in message
     assert "no connection (Connection refused)" in message
-    assert ("`uhm data make" in message) == (environment is not ANT)  # ants need a trained expert
-    if environment is not ANT:
+    assert ("`uhm data make" in message) == (environment is not HUMANOID)  # nobody has taught one to walk
+    if environment is not HUMANOID:
         assert f"`uhm data make {environment.name}`" in message
     assert str(tmp_path / LONG.dataset if environment is LONG else tmp_path) in message
     assert names(tmp_path) == set()

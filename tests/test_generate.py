@@ -293,12 +293,40 @@ def test_an_exploring_ant_keeps_a_direction_for_ten_steps(tmp_path: Path) -> Non
     np.testing.assert_allclose(np.array(seen)[:, :27], episode["observations"][:, 2:], rtol=1e-6)
 
 
-def test_antmaze_with_an_expert(tmp_path: Path) -> None:
+def test_antmaze_with_an_expert_of_ones_own(tmp_path: Path) -> None:
     environment = tasks.environment("antmaze-large-navigate")
     path = write_expert(tmp_path / "e.npz")
-    train, _ = generate.make(environment, tmp_path, episodes=1, workers=1, rows=20, expert=path, progress=False)
+    asked: Any = {"episodes": 1, "workers": 1, "rows": 20, "progress": False}
+    train, _ = generate.make(environment, tmp_path, expert=path, **asked)
     with np.load(train) as file:
         assert file["observations"].shape == (20, 29) and file["actions"].shape == (20, 8)
+    with pytest.raises(UhmError, match="exists, made with expert"):
+        generate.make(environment, tmp_path, **asked)
+
+
+def test_official_antmaze_data_pass_for_what_our_ant_would_make(tmp_path: Path) -> None:
+    environment = tasks.environment("antmaze-large-navigate")
+    for split, name in enumerate((environment.dataset, f"{environment.dataset}-val")):
+        np.savez(tmp_path / f"{name}.npz", terminals=np.zeros((20, 2)[split] * 10, bool))
+    assert generate.finished(environment, tmp_path, episodes=20, rows=10)
+    with pytest.raises(UhmError, match="does not say that it was made with expert"):
+        generate.finished(environment, tmp_path, episodes=20, rows=10, expert=write_expert(tmp_path / "e.npz"))
+
+
+@pytest.mark.slow
+def test_our_ant_goes_where_it_is_told(tmp_path: Path) -> None:
+    """Without walls, by what the simulator says of its place; and with them it gets from goal to goal."""
+    policy = expert.load(expert.ANT, 29, 8)
+    env = collect.Simulation("antmaze-large-v0", terminate_at_goal=False, max_episode_steps=1001).env
+    observation, _ = env.reset(options={"task_info": {"init_ij": (1, 1), "goal_ij": (7, 1)}}, seed=0)
+    start = env.get_xy()
+    for _ in range(60):  # along a straight corridor of five cells, four metres each
+        observation, *_ = env.step(policy(np.concatenate([observation[2:], [0.0, 1.0]])))
+    moved = env.get_xy() - start
+    assert moved[1] > 5 and abs(moved[0]) < 2.5, moved
+    episode = Maze("antmaze-large", "navigate", 501, policy).episode(episode_rng(0, 0, 0))
+    covered = {tuple(env.xy_to_ij(xy)) for xy in episode["qpos"][:, :2]}
+    assert len(covered) > 8
 
 
 @pytest.mark.parametrize(
@@ -321,7 +349,6 @@ def test_ill_shaped_experts_are_refused(changes: dict[str, Any], message: str, t
 @pytest.mark.parametrize(
     ("name", "path", "message"),
     [
-        ("antmaze-large-explore", None, "--expert"),
         ("antmaze-large-explore", "nothing.npz", "no expert policy at"),
         ("cube-single-play", "nothing.npz", "leave out --expert"),
         ("humanoidmaze-medium-navigate", None, r"no scripted expert .* put humanoidmaze-medium-navigate-v0\.npz"),

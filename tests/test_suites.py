@@ -337,17 +337,17 @@ def test_runs_that_say_nothing(tmp_path):
 
 
 def test_missing_data_are_told_before_anything_starts(tmp_path, capsys):
-    names = ["cube-double-play", "scene-play", "antmaze-large-navigate", "humanoidmaze-large-navigate"]
+    names = ["cube-double-play", "scene-play", "antsoccer-arena-navigate", "humanoidmaze-large-navigate"]
     flags = ["--agents", "uhm,dtd", "--out", str(tmp_path / "out"), "--data-dir", str(tmp_path / "data")]
     assert cli.run(["suite", "run", *names, *flags]) == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
     assert "`uhm data make cube-double-play scene-play` (or give --make-data)" in said
-    assert "`uhm data get antmaze-large-navigate humanoidmaze-large-navigate`" in said
+    assert "`uhm data get antsoccer-arena-navigate humanoidmaze-large-navigate`" in said
     assert cli.run(["suite", "run", *names, *flags, "--make-data"]) == 2
     said = capsys.readouterr().err
     assert "uhm data make" not in said
-    assert "`uhm data get antmaze-large-navigate humanoidmaze-large-navigate`" in said
+    assert "`uhm data get antsoccer-arena-navigate humanoidmaze-large-navigate`" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -113,7 +113,7 @@ class Get(_Common):
 
 @verb
 class Make(_Common):
-    """Generate data with OGBench's own scripted oracles. Stop it at any time: the same command goes on.
+    """Generate data as OGBench made its own. Stop it at any time: the same command goes on.
 
     What is there already, as it is asked for, is left as it is.
     """
@@ -127,7 +127,7 @@ class Make(_Common):
     seed: int = 0
     """Same seed, same data; on another machine a few trajectories may differ."""
     expert: Path | None = None
-    """For antmaze: an npz file with the weights of a policy that walks in a given direction."""
+    """For antmaze: an npz file with a policy of yours that walks in a given direction (default: ours)."""
 
     def __call__(self) -> int:
         from uhm.data.generate import finished, make

@@ -1,16 +1,12 @@
 """How data that are not here can be had: whose can be made, whose OGBench has files of, and what to advise."""
 
 from uhm.data import collect
-from uhm.errors import UhmError
 from uhm.tasks import OWN, ROOMS, Environment
 
 
 def makeable(environment: Environment) -> bool:
-    """Whether `uhm data make` can make them with what is installed, and so without the policy that ants walk by."""
-    try:
-        return environment is ROOMS or not collect.recipe(environment).needs_expert
-    except UhmError:
-        return False
+    """Whether `uhm data make` can make them."""
+    return environment is ROOMS or collect.has_recipe(environment)
 
 
 def official(environment: Environment) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from uhm.data import expert
 from uhm.errors import UhmError
 from uhm.tasks import Environment
 
@@ -33,13 +34,13 @@ class Recipe:
 
     rows: int
     build: Callable[[Environment, int, Path | None], Collector]
-    needs_expert: bool = False
+    expert: Path | None = None  # the policy that its robot walks by, unless another one is given
 
 
 def recipe(environment: Environment) -> Recipe:
     """The recipe of an environment, looked up by the first word of its name."""
-    family = environment.gym_name.split("-")[0]
-    if family not in _FAMILIES:
+    family = _family(environment)
+    if not has_recipe(environment):
         where = "that folder of files" if environment.sharded else f"{environment.dataset}.npz and its -val.npz"
         raise UhmError(
             f"{environment.name} cannot be generated: OGBench has no scripted expert for {family}; "
@@ -48,13 +49,21 @@ def recipe(environment: Environment) -> Recipe:
     return _FAMILIES[family](environment)
 
 
+def has_recipe(environment: Environment) -> bool:
+    return _family(environment) in _FAMILIES
+
+
+def _family(environment: Environment) -> str:
+    return environment.gym_name.split("-")[0]
+
+
 def kind(environment: Environment) -> str:
     """The data type, which ends the name: `play` of `cube-double-play`."""
     return environment.name.removeprefix(f"{environment.gym_name}-")
 
 
 def _manipulation(environment: Environment) -> Recipe:
-    def build(environment: Environment, rows: int, expert: Path | None) -> Collector:
+    def build(environment: Environment, rows: int, walker: Path | None) -> Collector:
         from uhm.data.collect_manipulation import Manipulation
 
         return Manipulation(environment.gym_name, kind(environment), rows)
@@ -63,11 +72,11 @@ def _manipulation(environment: Environment) -> Recipe:
 
 
 def _maze(environment: Environment) -> Recipe:
-    def build(environment: Environment, rows: int, expert: Path | None) -> Collector:
+    def build(environment: Environment, rows: int, walker: Path | None) -> Collector:
         from uhm.data.collect_mazes import Maze
-        from uhm.data.expert import load
 
-        policy = None if expert is None else load(expert, environment.observation_size, environment.action_size)
+        sizes = environment.observation_size, environment.action_size
+        policy = None if walker is None else expert.load(walker, *sizes)
         return Maze(environment.gym_name, kind(environment), rows, policy)
 
     if kind(environment) == "explore":
@@ -75,7 +84,7 @@ def _maze(environment: Environment) -> Recipe:
     else:
         # A giant maze takes longer to cross; the number of episodes is halved instead.
         rows = 2001 if environment.gym_name.endswith("giant") else 1001
-    return Recipe(rows=rows, build=build, needs_expert=environment.gym_name.startswith("antmaze"))
+    return Recipe(rows=rows, build=build, expert=expert.ANT if environment.gym_name.startswith("antmaze") else None)
 
 
 _FAMILIES: dict[str, Callable[[Environment], Recipe]] = {

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from uhm import tasks
+from uhm.data import collect, expert
 from uhm.data.npz import NpzFile
 from uhm.errors import UhmError
-
-# What has to be the same, and what it is in files without a note: OGBench's own, and those of earlier versions.
-_UNSAID = {"seed": 0, "expert": None}
 
 
 def as_asked(path: Path, episodes: int, manifest: Mapping[str, Any]) -> bool:
@@ -28,13 +27,19 @@ def as_asked(path: Path, episodes: int, manifest: Mapping[str, Any]) -> bool:
         unit, size = ("episodes", rows) if found % rows == 0 else ("rows", 1)
         raise never_overwritten(f"{path} exists with {found // size} {unit}, not {episodes * rows // size}")
     note = _note(file)
-    for key, unsaid in _UNSAID.items():
+    for key, unsaid in _unsaid(manifest["environment"]).items():
         wanted = manifest[key]
         if key in note and note[key] != wanted:
             raise never_overwritten(f"{path} exists, made with {key} {note[key]}, not {wanted}")
         if key not in note and wanted != unsaid:
             raise never_overwritten(f"{path} exists, does not say that it was made with {key} {wanted}")
     return True
+
+
+def _unsaid(environment: str) -> dict[str, Any]:
+    """What has to be the same, and what it is in files without a note: OGBench's own, and those of earlier versions."""
+    usual = None if environment == tasks.ROOMS.name else collect.recipe(tasks.environment(environment)).expert
+    return {"seed": 0, "expert": expert.digest(usual)}
 
 
 def never_overwritten(what: str) -> UhmError:

@@ -1,4 +1,4 @@
-"""An expert policy from a file: a plain multi-layer perceptron that a robot walks by.
+"""The policy that a robot walks by, from a file: a plain multi-layer perceptron.
 
 The file is an npz with float arrays `w0, b0, w1, b1, ...`: layer k computes `x @ wk + bk`, so `wk` has shape
 (inputs, outputs) and `bk` (outputs,). Between layers stands the function that an optional string `activation` names
@@ -6,6 +6,7 @@ The file is an npz with float arrays `w0, b0, w1, b1, ...`: layer k computes `x 
 without x and y, followed by the unit vector of the direction to walk in (29 numbers), the output its 8 actions.
 """
 
+import hashlib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +15,20 @@ import numpy as np
 
 from uhm.errors import UhmError
 
-# The policies that come with the package, by the first word of an environment's name. The JSON file beside each says how
-# it was trained, and how well it walks.
-SHIPPED = {"antmaze": Path(__file__).parent / "experts" / "ant.npz"}
+# The one that comes with the package. The JSON file beside it says how it was trained and how well it walks
+# (`benchmarks/walker.py`).
+ANT = Path(__file__).parent / "experts" / "ant.npz"
 
 _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
     "tanh": np.tanh,
 }
+
+
+def digest(path: Path | None) -> str | None:
+    """What identifies a policy in the notes of data sets; None for none."""
+    return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def load(path: Path, inputs: int, outputs: int) -> Callable[[np.ndarray], np.ndarray]:

@@ -47,8 +47,8 @@ def make(
     """Generate the data set of `environment` into `data_dir` and return its files.
 
     `episodes` is the number of training episodes (default: the size of the official set); a tenth as many validation
-    episodes come on top. `workers` is the number of processes (default: one per core). `expert` is the file of the
-    policy that ants walk by (`uhm.data.expert` has its format). `rows` overrides the length of an episode.
+    episodes come on top. `workers` is the number of processes (default: one per core). `expert` is the file of
+    another policy for ants to walk by (`uhm.data.expert` has its format). `rows` overrides the length of an episode.
 
     A set that is there as it is asked for stays as it is. One that differs, as far as its files tell, is an error.
     """
@@ -60,7 +60,7 @@ def make(
             if environment is ROOMS:
                 _make_rooms(asked)
             else:
-                _make_episodes(asked, expert, workers or _cores(), progress)
+                _make_episodes(asked, workers or _cores(), progress)
     return list(asked.files)
 
 
@@ -89,14 +89,14 @@ def _make_rooms(asked: Order) -> None:
             save(path, columns, as_note(asked.manifest))
 
 
-def _make_episodes(asked: Order, expert: Path | None, workers: int, progress: bool) -> None:
+def _make_episodes(asked: Order, workers: int, progress: bool) -> None:
     parts = asked.parts
     setup = {
         "environment": dataclasses.asdict(asked.environment),
         "parts": str(parts.folder),
         "seed": asked.manifest["seed"],
         "rows": asked.manifest["rows"],
-        "expert": None if expert is None else str(expert.resolve()),
+        "expert": None if asked.expert is None else str(asked.expert.resolve()),
     }
     with parts.claimed():
         parts.belong_to(asked.manifest)

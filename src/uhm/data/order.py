@@ -3,7 +3,6 @@
 All that can be refused is refused here, before anything is made.
 """
 
-import hashlib
 import importlib.metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +40,7 @@ class Order(NamedTuple):
     data_dir: Path
     shards: list[Shard]
     manifest: dict[str, Any]
+    expert: Path | None
 
     @property
     def files(self) -> dict[Path, tuple[int, int]]:
@@ -73,13 +73,13 @@ def order(
     """The order for a data set of `environment`; `make` explains the arguments."""
     data_dir = data_dir.expanduser().resolve()
     rows = rows or (ROOMS.episode_limit + 1 if environment is ROOMS else collect.recipe(environment).rows)
-    _check_expert(environment, expert)
+    expert = _expert(environment, expert)
     episodes = environment.transitions // (rows - 1) if episodes is None else episodes
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
         if value < least:
             raise UhmError(f"{name} is {value}, and must be at least {least}.")
     shards = plan(environment, data_dir, episodes)
-    return Order(environment, data_dir, shards, _manifest(environment, seed, rows, expert))
+    return Order(environment, data_dir, shards, _manifest(environment, seed, rows, expert), expert)
 
 
 def plan(environment: Environment, data_dir: Path, episodes: int) -> list[Shard]:
@@ -99,27 +99,25 @@ def _validation(start: int, episodes: int) -> range:
     return range(start // 10, start // 10 + max(1, round(episodes / 10)))
 
 
-def _check_expert(environment: Environment, path: Path | None) -> None:
-    needed = environment is not ROOMS and collect.recipe(environment).needs_expert
-    if needed and path is None:
-        raise UhmError(
-            f"{environment.name} needs a walking policy: give --expert FILE.npz (its weights), or put "
-            f"{environment.dataset}.npz and its -val.npz from {collect.OFFICIAL_FILES} into the data directory."
-        )
-    if path is not None and not needed:
+def _expert(environment: Environment, given: Path | None) -> Path | None:
+    """The policy to walk by: the given one, or the package's where the environment needs one."""
+    usual = None if environment is ROOMS else collect.recipe(environment).expert
+    if usual is None and given is not None:
         raise UhmError(f"{environment.name} has its own scripted oracle: leave out --expert.")
-    if path is not None:
-        experts.load(path, environment.observation_size, environment.action_size)
+    chosen = given or usual
+    if chosen is not None:
+        experts.load(chosen, environment.observation_size, environment.action_size)
+    return chosen
 
 
-def _manifest(environment: Environment, seed: int, rows: int, path: Path | None) -> dict[str, Any]:
+def _manifest(environment: Environment, seed: int, rows: int, expert: Path | None) -> dict[str, Any]:
     """What must be the same for episodes of two runs to belong to one data set."""
     manifest = {
         "format": _FORMAT,
         "environment": environment.name,
         "seed": seed,
         "rows": rows,
-        "expert": path and hashlib.sha256(path.read_bytes()).hexdigest(),
+        "expert": experts.digest(expert),
     }
     simulators = () if environment is ROOMS else ("mujoco", "ogbench")
     return manifest | {name: importlib.metadata.version(name) for name in simulators}

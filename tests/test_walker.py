@@ -1,0 +1,104 @@
+"""benchmarks/walker.py: what the ant is rewarded for, what its networks learn from, and exact resuming."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from programs import program
+from uhm.data import expert
+
+
+@pytest.fixture
+def walker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program, with stretches so short that a training takes seconds."""
+    found = program("benchmarks/walker.py")
+    monkeypatch.setattr(found, "STRETCH", 80)
+    monkeypatch.setattr(found, "RANDOM_STEPS", 40)
+    monkeypatch.setattr(found, "BATCH", 4)
+    monkeypatch.setattr(found, "HIDDEN", (8,))
+    return found
+
+
+def test_an_ant_is_paid_for_the_way_it_is_told(walker: Any) -> None:
+    ant = walker.Ant(np.random.default_rng(0), ends=False)
+    start, direction = ant._env.data.qpos[:2].copy(), ant.observation[27:].copy()
+    np.testing.assert_allclose(np.linalg.norm(direction), 1, rtol=1e-6)
+    rng, ways = np.random.default_rng(1), []
+    for _ in range(walker.TURN - 1):
+        ahead, aside, _, then = ant.step(rng.uniform(-1, 1, 8))
+        ways.append((ahead, aside))
+        np.testing.assert_array_equal(then[27:], direction)
+    # The two parts put together are where it is now.
+    across = np.array([-direction[1], direction[0]])
+    np.testing.assert_allclose(
+        np.sum(ways, 0)[0] * direction + np.sum(ways, 0)[1] * across, ant._env.data.qpos[:2] - start, atol=1e-5
+    )
+    *_, then = ant.step(np.zeros(8))
+    assert not np.allclose(then[27:], direction)  # and now another way
+
+
+def test_an_ant_on_its_back(walker: Any) -> None:
+    ant = walker.Ant(np.random.default_rng(0))
+    for quaternion, on_its_back in (((1, 0, 0, 0), False), ((0, 1, 0, 0), True), ((0.6, 0, 0, 0.8), False)):
+        ant._env.data.qpos[3:7] = quaternion  # upright, turned over, turned about the vertical
+        assert ant.on_its_back == on_its_back
+
+
+def learned(walker: Any, rows: Any) -> Any:
+    """The state after 2,000 steps on batches of all rows."""
+    batches = walker.Rows(*(jnp.broadcast_to(jnp.asarray(x, jnp.float32), (500, *x.shape)) for x in rows))
+    state, metrics = walker.fresh(jax.random.key(0)), {}
+    for key in jax.random.split(jax.random.key(1), 4):
+        state, metrics = walker.updates(state, batches, key)
+    return state, metrics
+
+
+@pytest.mark.slow
+def test_the_critic_learns_what_steps_are_worth(walker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each step pays 1 and half of what follows counts, going on for ever is worth 2, and a last step 1."""
+    for name, value in (("DISCOUNT", 0.5), ("LEARNING_RATE", 3e-3), ("ETA", 0.1), ("HIDDEN", (16,))):
+        monkeypatch.setattr(walker, name, value)
+    states = np.repeat([0.0, 1.0], 256)[:, None] * np.ones(29)  # the first go on, the others end
+    actions = np.random.default_rng(0).uniform(-1, 1, (512, 8))
+    state, _ = learned(walker, walker.Rows(states, actions, np.ones(512), 1 - states[:, 0], states))
+    q = state.params.critic(*(jnp.asarray(x, jnp.float32) for x in (states, actions)))
+    np.testing.assert_allclose(q[:, :256], 2, atol=0.1)
+    np.testing.assert_allclose(q[:, 256:], 1, atol=0.1)
+
+
+@pytest.mark.slow
+def test_the_actor_learns_what_pays_and_how_much_to_try(walker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is how near each number of the action is to a half; the temperature holds the entropy at -8 / 2."""
+    for name, value in (("LEARNING_RATE", 1e-2), ("HIDDEN", (16,))):
+        monkeypatch.setattr(walker, name, value)
+    actions, states = np.random.default_rng(0).uniform(-1, 1, (256, 8)), np.zeros((256, 29))
+    paid = -np.square(actions - 0.5).sum(1)
+    state, metrics = learned(walker, walker.Rows(states, actions, paid, np.zeros(256), states))
+    action = jnp.tanh(state.params.actor(jnp.zeros(29))[0])
+    assert action.min() > 0
+    assert float(action.mean()) == pytest.approx(0.5, abs=0.1)  # 256 rows in 8 dimensions do not tell each exactly
+    assert float(metrics["entropy"]) == pytest.approx(-4, abs=1)
+
+
+@pytest.mark.slow
+def test_a_training_that_was_stopped_goes_on_exactly(
+    walker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(walker, "EPISODE", 30)
+    walker.train(tmp_path / "whole", 160, seed=0)
+    walker.train(tmp_path / "parts", 80, seed=0)
+    walker.train(tmp_path / "parts", 160, seed=0)
+    whole, parts = ((tmp_path / name / "training.npz").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
+    assert "160 of 160" in capsys.readouterr().out
+    # The file is the actor's mean.
+    kept = tmp_path / "whole" / "training.npz"
+    state, done = walker.restore(kept, walker.fresh(jax.random.key(0)), walker.blank(160))
+    assert done == 160
+    seen = np.random.default_rng(0).normal(size=29).astype(np.float32)
+    policy = expert.load(tmp_path / "whole" / "ant.npz", 29, 8)
+    np.testing.assert_allclose(policy(seen), jnp.tanh(state.params.actor(jnp.asarray(seen))[0]), atol=1e-6)
