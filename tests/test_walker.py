@@ -1,4 +1,4 @@
-"""benchmarks/walker.py: what the ant is rewarded for, what its networks learn from, and exact resuming."""
+"""How ants walk: by which policy, how well by ours, and the program that taught it (benchmarks/walker.py)."""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,80 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experts import write_expert
 from programs import program
-from uhm.data import expert
+from uhm import tasks
+from uhm.data import collect, expert, generate
+from uhm.data.collect_mazes import Maze
+from uhm.data.generate_worker import episode_rng
+from uhm.errors import UhmError
+
+
+def test_expert_policy(tmp_path: Path) -> None:
+    w0, b0 = np.array([[1.0, -1.0], [0.0, 2.0]]), np.array([0.5, 0.0])
+    w1, b1 = np.array([[1.0], [3.0]]), np.array([-1.0])
+    path = write_expert(tmp_path / "e.npz", (2, 2, 1), w0=w0, b0=b0, w1=w1, b1=b1)
+    x = np.array([1.0, 0.25])  # hidden layer: (1.5, -0.5)
+    np.testing.assert_allclose(expert.load(path, 2, 1)(x), [np.tanh(0.5)], rtol=1e-6)
+    path = write_expert(tmp_path / "t.npz", (2, 2, 1), w0=w0, b0=b0, w1=w1, b1=b1, activation="tanh")
+    wanted = np.tanh(np.tanh(1.5) + 3 * np.tanh(-0.5) - 1)
+    np.testing.assert_allclose(expert.load(path, 2, 1)(x), [wanted], rtol=1e-5)
+
+
+def test_antmaze_with_an_expert_of_ones_own(tmp_path: Path) -> None:
+    environment = tasks.environment("antmaze-large-navigate")
+    path = write_expert(tmp_path / "e.npz")
+    asked: Any = {"episodes": 1, "workers": 1, "rows": 20, "progress": False}
+    train, _ = generate.make(environment, tmp_path, expert=path, **asked)
+    with np.load(train) as file:
+        assert file["observations"].shape == (20, 29) and file["actions"].shape == (20, 8)
+    with pytest.raises(UhmError, match="exists, made with expert"):
+        generate.make(environment, tmp_path, **asked)
+
+
+def test_official_antmaze_data_pass_for_what_our_ant_would_make(tmp_path: Path) -> None:
+    environment = tasks.environment("antmaze-large-navigate")
+    for split, name in enumerate((environment.dataset, f"{environment.dataset}-val")):
+        np.savez(tmp_path / f"{name}.npz", terminals=np.zeros((20, 2)[split] * 10, bool))
+    assert generate.finished(environment, tmp_path, episodes=20, rows=10)
+    with pytest.raises(UhmError, match="does not say that it was made with expert"):
+        generate.finished(environment, tmp_path, episodes=20, rows=10, expert=write_expert(tmp_path / "e.npz"))
+
+
+@pytest.mark.slow
+def test_our_ant_goes_where_it_is_told(tmp_path: Path) -> None:
+    """Without walls, by what the simulator says of its place; and with them it gets from goal to goal."""
+    policy = expert.load(expert.ANT, 29, 8)
+    env = collect.Simulation("antmaze-large-v0", terminate_at_goal=False, max_episode_steps=1001).env
+    observation, _ = env.reset(options={"task_info": {"init_ij": (1, 1), "goal_ij": (7, 1)}}, seed=0)
+    start = env.get_xy()
+    for _ in range(60):  # along a straight corridor of five cells, four metres each
+        observation, *_ = env.step(policy(np.concatenate([observation[2:], [0.0, 1.0]])))
+    moved = env.get_xy() - start
+    assert moved[1] > 5 and abs(moved[0]) < 2.5, moved
+    episode = Maze("antmaze-large", "navigate", 501, policy).episode(episode_rng(0, 0, 0))
+    covered = {tuple(env.xy_to_ij(xy)) for xy in episode["qpos"][:, :2]}
+    assert len(covered) > 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"w1": np.zeros((5, 8))}, r"w1 and b1 have shapes \(5, 8\) and \(8,\), expected \(6, 8\)"),
+        ({"b1": np.zeros(7)}, "expected"),
+        ({"w0": np.full((29, 6), np.nan)}, "finite"),
+        ({"w1": None}, "must hold w0, b0"),
+        ({"activation": "sine"}, "sine"),
+        ({"w0": np.array([object()], dtype=object)}, "not an npz file of arrays"),
+    ],
+)
+def test_ill_shaped_experts_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write_expert(tmp_path / "e.npz", **changes)
+    with pytest.raises(UhmError, match=message):
+        generate.make(tasks.environment("antmaze-large-navigate"), tmp_path, episodes=1, expert=path)
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
