@@ -9,6 +9,7 @@ import tyro
 from tyro.conf import Positional
 
 from uhm import tasks
+from uhm.cli.data_convert import Convert
 from uhm.cli.flags import verb
 from uhm.errors import UhmError
 
@@ -66,9 +67,13 @@ class List(_Common):
         print(f"Transitions of official data, and in {self.directory}:")
         Console().print(table)
         print("Each environment has five tasks, ENVIRONMENT-task1 to ENVIRONMENT-task5.")
+        if others := [row["environment"] for row in rows if not row["makeable"]]:
+            print(f"`uhm data make` cannot make {', '.join(others)}: these need OGBench's files.")
         return 0
 
     def _row(self, env: tasks.Environment) -> dict[str, Any]:
+        from uhm.data.available import makeable
+
         files = _found(env, self.directory)
         fields = ("suite", "domain", "dataset", "transitions", "observation_size", "action_size", "episode_limit")
         return {
@@ -79,6 +84,7 @@ class List(_Common):
                 for field in ("default_task", "steps", "discount", "lambda_f", "seeds", "q_agg")
             },
             "tasks": [task.name for task in env.tasks],
+            "makeable": makeable(env),
             "files": [str(path) for path in files],
             "bytes_here": sum(path.stat().st_size for path in files),
             "transitions_here": _count(files),
@@ -213,50 +219,6 @@ class Inspect(_Common):
             print(json.dumps(facts, indent=2))
         else:
             _print_facts(title, facts)
-        return 0
-
-
-@verb
-class Convert:
-    """Make a log of transitions from D4RL, Gymnasium or a replay buffer: rows of trajectories, as `uhm train` wants.
-
-    The names that these use are known (terminals or dones, timeouts or truncations, next_observations, ...).
-    """
-
-    source: Annotated[Positional[Path], tyro.conf.arg(metavar="SOURCE")]
-    """An npz or HDF5 file with a row per transition."""
-    out: Annotated[Positional[Path], tyro.conf.arg(metavar="OUT")]
-    """The npz file to make."""
-    low: tuple[float, ...] = ()
-    """Lower bounds of the actions, one for all or as many (default: -1)."""
-    high: tuple[float, ...] = ()
-    """Upper bounds of the actions (default: 1)."""
-    json: bool = False
-    """Print JSON for machines."""
-
-    def __call__(self) -> int:
-        from uhm.data import convert, npz_write
-        from uhm.data.files import from_blocks
-        from uhm.errors import writing
-
-        if self.out.suffix != ".npz":
-            raise UhmError(f"{self.out} must end in .npz.")
-        if self.out.exists():
-            raise UhmError(f"{self.out} is there already: remove it, or give another name.")
-        source = str(self.source)
-        done = convert.convert(convert.read(self.source), self.low or None, self.high or None, source)
-        from_blocks([done.arrays], len(done.arrays["actions"]), self.out.stem, source)  # what cannot be learned from
-        with writing(self.out):
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            npz_write.save(self.out, done.arrays)
-        if self.json:
-            facts = {name: value for name, value in done._asdict().items() if name != "arrays"}
-            print(json.dumps({"path": str(self.out), **facts}, indent=2))
-            return 0
-        end = f"{done.ends:,} of them end the task"
-        print(f"{self.out}: {done.transitions:,} transitions in {done.trajectories:,} trajectories, {end}")
-        for line in convert.remarks(done):
-            print(line)
         return 0
 
 
