@@ -245,7 +245,8 @@ def resolve(name: str) -> tuple[Task, ...]:
         if not 1 <= index <= TASKS_PER_ENVIRONMENT:
             raise UhmError(f"'{name}': {match['env']} has task1 to task{TASKS_PER_ENVIRONMENT}, not task{index}.")
         return (Task(ENVIRONMENTS[match["env"]], index),)
-    if Path(name).suffix in _OTHER_LOGS:
-        raise UhmError(f"'{name}': logs are .npz files, of arrays as docs/index.md (Your own logs) lists them.")
+    if (suffix := Path(name).suffix) in _OTHER_LOGS:
+        more = f"; `uhm data convert {name} LOG.npz` makes one" if suffix in (".h5", ".hdf5") else ""
+        raise UhmError(f"'{name}': logs are .npz files, of arrays as docs/index.md (Your own logs) lists them{more}.")
     known = [*SUITES, *ENVIRONMENTS, *(t.name for e in ENVIRONMENTS.values() for t in e.tasks)]
     raise unknown("task or environment", name, known, "`uhm data list` shows them all.")

@@ -85,6 +85,6 @@ def _own(name: str) -> Family:
         where = getattr(found, "__file__", None) or "built into Python"
         raise UhmError(f"the module '{module}' ({where}) is no agent: it has no {' and no '.join(missing)}.")
     like = getattr(found, "LIKE", None)
-    if like is not None and like not in FAMILIES:
+    if like is not None and (not isinstance(like, str) or like not in FAMILIES):
         raise UhmError(f"LIKE of the module '{module}' is {like!r}, and must be one of: {', '.join(FAMILIES)}.")
     return Family(name, found.make, found.Config, found.Hyper, like=like)

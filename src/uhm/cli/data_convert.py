@@ -23,9 +23,9 @@ class Convert:
     out: Annotated[Positional[Path], tyro.conf.arg(metavar="OUT")]
     """The npz file to make."""
     low: tuple[float, ...] = ()
-    """Lower bounds of the actions, one for all or as many (default: -1)."""
+    """Lower bounds of the action space, one for all or as many (default: -1)."""
     high: tuple[float, ...] = ()
-    """Upper bounds of the actions (default: 1)."""
+    """Upper bounds of the action space (default: 1)."""
     json: bool = False
     """Print JSON for machines."""
 

@@ -36,4 +36,6 @@ def _metavar(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
         one = _metavar(parts[0])
         return f"[{one} [{one} ...]]"
-    return f"{{{','.join(parts)}}}" if typing.get_origin(kind) is Literal else _NAMES[kind]
+    if typing.get_origin(kind) is Literal:
+        return f"{{{','.join(parts)}}}"
+    return _NAMES.get(kind) or getattr(kind, "__name__", str(kind)).upper()

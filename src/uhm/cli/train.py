@@ -111,7 +111,9 @@ def _end(directory: Path, summary: dict[str, Any]) -> int:
         print(f"its policy: uhm.train.load_run({str(directory)!r}).policy(), a function of observations")
         question = "which member to trust" if len(summary["members"]) > 1 else "what it is worth"
         if not any(member["evaluations"] for member in summary["members"]):
-            print(f"{question}, by the logs: uhm eval {directory}")
+            # Runs on Minari data have a simulator, whose word is better than that of the logs.
+            by = "in its simulator" if summary["environment"].startswith(tasks.MINARI) else "by the logs"
+            print(f"{question}, {by}: uhm eval {directory}")
     try:
         print(f"page: {report.write([directory], directory / 'report')}")
     except (UhmError, OSError) as error:

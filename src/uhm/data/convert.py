@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from uhm.data.npz import NpzFile
+from uhm.data.npz import NpzFile, check_finite
 from uhm.errors import UhmError
 
 # Ours, and what others call them; the first that is there counts.
@@ -40,6 +40,7 @@ class Converted(NamedTuple):
     lost: int  # transitions whose s' nobody knows
     repeated: int  # ends after which the last s stands for s', which nobody knows
     either: bool  # whether ends were called what may be cuts as well
+    reach: float  # the largest action, without its sign, where no bounds were given
 
 
 def convert(
@@ -57,6 +58,11 @@ def convert(
     s, after = given["observations"], given.get("next_observations")
     a, r = _scaled(given["actions"], low, high, source), given["rewards"]
     ends, last = _ends(given, source)
+    replaced = 0
+    if after is not None and ends[:-1].any() and (after[:-1] == s[1:])[ends[:-1]].all():
+        # As `d4rl.qlearning_dataset` has it: after every end comes where the next episode begins, which no action led
+        # to. No value hangs on what stands there, but a model would learn it.
+        after, replaced = np.where(ends[:, None], s, after), int(ends.sum())
     places = np.flatnonzero(last)
     # Where a row is added: after every trajectory, or only after those that end where s' is not known.
     grown = places if after is not None else places[ends[places]]
@@ -81,10 +87,12 @@ def convert(
     arrays = {name: np.ascontiguousarray(rows[kept]) for name, rows in arrays.items()}
     count = int(arrays["terminals"].sum())
     lost = len(places) - len(grown)
-    repeated = len(grown) if after is None else 0
+    repeated = len(grown) if after is None else replaced
     told_apart = (set(NAMES["ends"]) - set(_EITHER)) | set(NAMES["cuts"])
     either = told_apart.isdisjoint(transitions)
-    return Converted(arrays, count, len(arrays["terminals"]) - count, int(ends.sum()), lost, repeated, either)
+    reach = float(np.abs(a).max()) if low is None else 1.0
+    size = len(arrays["terminals"]) - count
+    return Converted(arrays, count, size, int(ends.sum()), lost, repeated, either, reach)
 
 
 def remarks(done: Converted) -> list[str]:
@@ -96,6 +104,8 @@ def remarks(done: Converted) -> list[str]:
         found.append(f"after {done.repeated:,} ends the last state is repeated, for the next one is not known")
     if done.either and done.ends:
         found.append("every 'done' was taken for an end of the task: if some are cuts, add 'timeouts' and try again")
+    if done.reach < 0.99:
+        found.append(f"actions reach {done.reach:.3g}: if their space has other bounds than -1 and 1, give these")
     if done.transitions < 1.5 * done.trajectories:
         found.append("most trajectories have one transition: are they in the order in which they happened?")
     return found
@@ -111,7 +121,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     file = NpzFile(path)
     found = [name for name in known if name in file.arrays]
     for name in found:
-        file.require(name, len(file.arrays[name].shape))
+        file.require(name, max(1, len(file.arrays[name].shape)))
     if not found:
         return {}
     blocks = list(file.rows(found))
@@ -151,6 +161,10 @@ def _named(transitions: Mapping[str, np.ndarray], source: str) -> dict[str, np.n
             raise UhmError(f"{source}: field '{name}' has shape {array.shape}, expected rows of numbers.")
         if len(array) != rows or not rows:
             raise UhmError(f"{source}: field '{name}' has {len(array)} rows, '{found['observations']}' has {rows}.")
+        if ours == "actions" and array.dtype.kind != "f":
+            raise UhmError(f"{source}: the actions are {array.dtype}: only continuous ones, floats, can be used.")
+        if ours in ("observations", "actions", "rewards", "next_observations"):
+            check_finite(array, str(name), source)
         if ours in ("observations", "rewards", "next_observations"):
             given[ours] = array.astype(np.float32, copy=False)
     after = given.get("next_observations")

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from uhm.data import convert
 from uhm.data.dataset import ACTION_LIMIT, Dataset, make_dataset
-from uhm.data.npz import NpzFile, aligned
-from uhm.envs.own import minari_store
+from uhm.data.npz import NpzFile, aligned, check_finite
+from uhm.envs.own import into_unit, minari_store
 from uhm.errors import UhmError
 from uhm.tasks import MINARI
 
@@ -26,8 +27,7 @@ _KEPT: dict[str, type] = {
 }
 FIELDS = {"observations": 2, "actions": 2, "terminals": 1, "rewards": 1, "masks": 1}  # and their dimensions
 # Other libraries' files of transitions have these. Read as rows, trajectories of theirs would be joined to each other.
-FOREIGN = ("next_observations", "timeouts")
-LARGEST = 1e18  # Networks and losses square and add what they are given, and 32 bits end at 3e38.
+_FOREIGN = (*convert.NAMES["next_observations"], *convert.NAMES["cuts"])
 
 
 def load_npz(path: Path) -> Dataset:
@@ -42,7 +42,8 @@ def load_npz(path: Path) -> Dataset:
 
 def _check_fields(file: NpzFile) -> None:
     """Refuse another layout that has the same names in it, and name what nothing reads: it may be misspelt."""
-    for name in FOREIGN:
+    others = () if "terminals" in file.arrays else convert.NAMES["ends"]
+    for name in (*_FOREIGN, *others):
         if name in file.arrays:
             raise UhmError(
                 f"{file.path}: field '{name}' is of another layout, with a row per transition; to convert it: "
@@ -88,24 +89,11 @@ def from_blocks(blocks: Iterable[dict[str, np.ndarray]], rows: int, name: str, s
     )
 
 
-def check_finite(values: np.ndarray, field: str, source: str, first_row: int = 0) -> None:
-    """Refuse what is no number, or none that can be learned from, in the 32 bits that are kept; names the first row."""
-    with np.errstate(over="ignore"):
-        kept = values.astype(np.float32, copy=False)
-    if kept.min() >= -LARGEST and kept.max() <= LARGEST:  # neither is true where there is a NaN
-        return
-    at = tuple(np.argwhere(~(np.abs(kept) <= LARGEST))[0])
-    row = first_row + int(at[0])
-    if np.isfinite(values[at]):
-        raise UhmError(
-            f"{source}: field '{field}' has {values[at]:.6g} at row {row}, "
-            f"and cannot be learned from beyond {LARGEST:g}: scale the field, or drop that trajectory."
-        )
-    raise UhmError(f"{source}: field '{field}' has NaN or infinite values, the first at row {row}.")
-
-
 def load_minari(name: str) -> Dataset:
-    """A Minari data set with flat observations and continuous actions in [-1, 1], from Minari's local store."""
+    """A Minari data set with flat observations and continuous actions, from Minari's local store.
+
+    Actions are scaled from the bounds that the data set names to [-1, 1], as a simulator will scale them back.
+    """
     store = minari_store(name)
     blocks: list[dict[str, np.ndarray]] = []
     for episode in store.iterate_episodes():
@@ -113,6 +101,7 @@ def load_minari(name: str) -> Dataset:
         flat = observations.ndim == actions.ndim == 2 and 0 not in observations.shape + actions.shape
         if not flat or actions.dtype.kind != "f":
             raise UhmError(f"{MINARI}{name}: only flat observations and continuous actions can be used.")
+        actions = into_unit(actions, store.action_space)
         end = np.zeros(len(observations), bool)
         end[-1] = True
         blocks.append(

@@ -87,6 +87,25 @@ class NpzFile:
                 raise UhmError(f"{self.path}: damaged ({error}); {self.remedy}.") from error
 
 
+LARGEST = 1e18  # Networks and losses square and add what they are given, and 32 bits end at 3e38.
+
+
+def check_finite(values: np.ndarray, field: str, source: str, first_row: int = 0) -> None:
+    """Refuse what is no number, or none that can be learned from, in the 32 bits that are kept; names the first row."""
+    with np.errstate(over="ignore"):
+        kept = values.astype(np.float32, copy=False)
+    if kept.min() >= -LARGEST and kept.max() <= LARGEST:  # neither is true where there is a NaN
+        return
+    at = tuple(np.argwhere(~(np.abs(kept) <= LARGEST))[0])
+    row = first_row + int(at[0])
+    if np.isfinite(values[at]):
+        raise UhmError(
+            f"{source}: field '{field}' has {values[at]:.6g} at row {row}, "
+            f"and cannot be learned from beyond {LARGEST:g}: scale the field, or drop that trajectory."
+        )
+    raise UhmError(f"{source}: field '{field}' has NaN or infinite values, the first at row {row}.")
+
+
 def _read_header(stream: Any, path: Path, name: str) -> ArrayInfo:
     try:
         version = np.lib.format.read_magic(stream)

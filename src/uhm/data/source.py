@@ -22,7 +22,7 @@ from uhm.data import available, files
 from uhm.data.dataset import ACTION_LIMIT, Dataset, last_rows, make_dataset, share_of_ends
 from uhm.data.generate import make
 from uhm.data.goals import goals
-from uhm.data.npz import NpzFile, aligned
+from uhm.data.npz import NpzFile, aligned, check_finite
 from uhm.data.npz_write import writing_data
 from uhm.errors import UhmError
 from uhm.tasks import Environment, Task
@@ -162,7 +162,7 @@ def _read(environment: Environment, paths: list[Path], limit: int | None, alloca
             block = {name: values[: rows - start] for name, values in block.items()}
             stop = start + len(block["observations"])
             for field in ("observations", "actions"):
-                files.check_finite(block[field], field, str(file.path), start - first)
+                check_finite(block[field], field, str(file.path), start - first)
             out["observations"][start:stop] = block["observations"]
             out["actions"][start:stop] = np.clip(block["actions"], -ACTION_LIMIT, ACTION_LIMIT)
             out["rewards"][:, start:stop], out["masks"][:, start:stop] = goal.label(block)

@@ -4,11 +4,16 @@ a box of numbers, of whatever shape, and whose actions are one.
 Policies act within [-1, 1], as logs must have it, and a bounded box is reached by scaling that to its bounds.
 """
 
+import contextlib
+import dataclasses
+import json
 import math
+import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -19,10 +24,11 @@ from uhm.errors import UhmError, with_place
 from uhm.tasks import MINARI
 
 LIMIT = 1000  # steps of an episode, in environments that set none
+_TRIAL: tuple[str, ...] = ("-m", "uhm.envs.trial")
 _HINT = "if a module of yours registers it, write MODULE:ID"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Simulator:
     """An environment by its name, and the sizes that the policies have.
 
@@ -41,16 +47,40 @@ class Simulator:
             for kind, space in (("observation", env.observation_space), ("action", env.action_space)):
                 _check_space(f"{kind}s", space, getattr(self, f"{kind}_size"))
         except UhmError:
-            env.close()
+            with contextlib.suppress(Exception):  # some cannot be closed before they began
+                env.close()
             raise
         return Plain(env)
 
-    def check(self) -> None:
-        """Refuse here and now what cannot be simulated."""
-        env = self.make()
-        env.env.close()
-        if env.limit == LIMIT:
+    def check(self, reach: float = 1.0) -> None:
+        """Refuse here and now what cannot be simulated, and warn of what may not be meant.
+
+        A process of its own tries it out, as those do that evaluate: what this one knows besides, they do not know.
+        `reach` is the largest number in the actions of the logs, without its sign.
+        """
+        setup = json.dumps(dataclasses.asdict(self))
+        answer = subprocess.run(
+            [sys.executable, "-P", *_TRIAL, setup],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=os.environ | {"PYTHONPATH": python_path(), "PYTHONWARNINGS": "ignore"},
+            check=False,
+        )
+        if answer.returncode:
+            last = (answer.stderr.decode(errors="replace").strip().splitlines() or ["it left no message"])[-1].strip()
+            status = f"the process died (exit status {answer.returncode})"
+            raise UhmError(f"cannot simulate '{self.name}': {status}: {last.rstrip('.')}.")
+        found = json.loads(answer.stdout)
+        if "error" in found:
+            raise UhmError(found["error"])
+        if not found["limited"]:
             warnings.warn(f"{self.name} sets no limit: its episodes are cut after {LIMIT} steps.", stacklevel=2)
+        if reach <= found["largest_action"] * (1 + 1e-6) < 1:
+            warnings.warn(
+                f"the actions of the logs reach {reach:.3g}, and those of {self.name} end at "
+                f"{found['largest_action']:.3g}, which here is 1: were they scaled by these bounds?",
+                stacklevel=2,
+            )
 
 
 class Plain:
@@ -72,21 +102,39 @@ class Plain:
     ) -> tuple[Float[np.ndarray, " S"], float, bool, bool, dict[str, float]]:
         observation, reward, terminated, truncated, info = self.env.step(self._scaled(action))
         success = info.get("success", info.get("is_success"))
-        paid = float(reward)
+        paid = _number("reward", reward)
         if not math.isfinite(paid):
             raise UhmError(f"the environment's reward is {paid}, and must be a finite number")
-        said = {"success": math.nan if success is None else float(success)}
+        said = {"success": math.nan if success is None else _number("success", success)}
         return _flat(observation), paid, bool(terminated), bool(truncated), said
 
     def render(self) -> Any:
         return self.env.render()
 
     def _scaled(self, action: Float[np.ndarray, " A"]) -> Float[np.ndarray, " A"]:
-        """From [-1, 1] to the bounds of the action space, where it has any."""
+        """From [-1, 1] to the bounds of the action space, where it has any, and never beyond them."""
         space = self.action_space
         if not space.is_bounded():
             return action.astype(space.dtype)
-        return (space.low + (action.astype(np.float64) + 1) / 2 * (space.high - space.low)).astype(space.dtype)
+        low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
+        scaled = np.clip(low + (action.astype(np.float64) + 1) / 2 * (high - low), low, high)
+        return (scaled if space.dtype.kind == "f" else np.rint(scaled)).astype(space.dtype)
+
+
+def python_path() -> str:
+    """Where programs that simulate find modules: where this one does, and last where the user stands, for a module of
+    theirs may have the simulator.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"), *sys.path, str(Path.cwd()))))
+
+
+def into_unit(actions: np.ndarray, space: gymnasium.Space) -> np.ndarray:
+    """Actions of a bounded box, scaled to [-1, 1]; those of any other space as they are."""
+    if not isinstance(space, gymnasium.spaces.Box) or not space.is_bounded():
+        return actions
+    low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
+    return actions if (low == -1).all() and (high == 1).all() else 2 * (actions - low) / (high - low) - 1
 
 
 def normalised_returns(name: str, returns: Sequence[float]) -> list[float] | None:
@@ -133,6 +181,13 @@ def _check_space(what: str, space: gymnasium.Space, size: int) -> None:
         raise UhmError(f"the environment's {what} are {space}, and must be a box of numbers.")
     if int(np.prod(space.shape)) != size:
         raise UhmError(f"the environment's {what} have {int(np.prod(space.shape))} numbers, those of the logs {size}.")
+
+
+def _number(what: str, value: Any) -> float:
+    """A number, which some environments put into an array."""
+    if np.size(value) != 1:
+        raise UhmError(f"the environment's {what} has shape {np.shape(value)}, and must be a number")
+    return float(np.asarray(value).item())
 
 
 def _flat(observation: Any) -> Float[np.ndarray, " S"]:

@@ -29,8 +29,7 @@ def simulation(setup: dict[str, Any]) -> Simulation:
     if setup["own"]:
         own = OwnSimulation(Simulator(**setup["what"]), render_mode="rgb_array")
         own.reset(setup["task"], setup["seeds"][0])
-        if np.ndim(own.env.render()) != 3:
-            raise UhmError("its render() gives no picture")
+        picture(own.env.render())
         return own
     size = {"width": setup["size"], "height": setup["size"]}
     known = Simulation(Environment(**setup["what"]), render_mode="rgb_array", **size)
@@ -48,17 +47,25 @@ def plain(env: Any) -> None:
         renderer.scene.flags[flag] = 0
 
 
+def picture(drawn: Any) -> np.ndarray:
+    """Red, green and blue in bytes; how opaque it is does not matter."""
+    if not isinstance(drawn, np.ndarray) or drawn.dtype != np.uint8 or drawn.ndim != 3 or drawn.shape[2] not in (3, 4):
+        about = f"{drawn.dtype} of shape {drawn.shape}" if isinstance(drawn, np.ndarray) else type(drawn).__name__
+        raise UhmError(f"its render() gives no picture of bytes in three colours, but {about}")
+    return drawn[:, :, :3]
+
+
 def frames(filmed: Simulation, setup: dict[str, Any], answers: Any) -> Iterator[np.ndarray]:
     """Play the episodes, a picture per step."""
     for seeds in setup["seeds"]:
         observation = filmed.reset(setup["task"], seeds)
-        yield filmed.env.render()
+        yield picture(filmed.env.render())
         for length in itertools.count(1):
             answers.write(b"o" + observation.astype(np.float32).tobytes())
             answers.flush()
             action = sys.stdin.buffer.read(4 * setup["what"]["action_size"])
             observation, _, terminated, truncated, _ = filmed.env.step(np.frombuffer(action, np.float32).copy())
-            yield filmed.env.render()
+            yield picture(filmed.env.render())
             if terminated or truncated or length >= filmed.limit:
                 break
 

@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 from typing import IO
 
-from uhm.envs.own import Simulator
+from uhm.envs.own import Simulator, python_path
 from uhm.errors import UhmError
 from uhm.evaluate.board import FAILED, HALVES, READY, Board
 from uhm.tasks import Environment
@@ -82,14 +82,6 @@ class Pool:
         self._end()
 
 
-def python_path() -> str:
-    """Where programs that simulate find modules: where this one does, and last where the user stands, for a module of
-    theirs may have the simulator.
-    """
-    root = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"), *sys.path, str(Path.cwd()))))
-
-
 def _start(folder: str, setup: dict, file: IO[bytes]) -> subprocess.Popen[bytes]:
     # A program of its own and not `multiprocessing`: that would import the caller's main module, and JAX with it.
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -102,7 +94,7 @@ def _start(folder: str, setup: dict, file: IO[bytes]) -> subprocess.Popen[bytes]
             stdout=subprocess.PIPE,
             stderr=log,
             bufsize=0,
-            cwd=folder,
+            cwd=None if setup["own"] else folder,  # the user's own may look for its files where the user stands
             env=os.environ | single | own,
             pass_fds=(number,),
             start_new_session=True,  # Ctrl-C is for this process alone, which then ends the workers

@@ -86,8 +86,12 @@ def score(records: Iterable[Episode], last: int = 3, name: str = "success") -> d
 def beside(
     lines: Iterable[dict[str, Any]], evaluations: dict[int, dict[int, dict[str, float]]], members: int
 ) -> list[dict[str, Any]]:
-    """The lines of a log with the means of evaluations as further columns, None where a member was not evaluated."""
-    found = {line["step"]: dict(line) for line in lines}
+    """The lines of a log with the means of evaluations as further columns, None where a member was not evaluated.
+
+    What an agent logs under the same name, as one of the user's own may, is left out.
+    """
+    means_of = {name for steps in evaluations.values() for means in steps.values() for name in means}
+    found = {line["step"]: {name: line[name] for name in line if name not in means_of} for line in lines}
     for member, steps in evaluations.items():
         for step, means in steps.items():
             line = found.setdefault(step, {"step": step})

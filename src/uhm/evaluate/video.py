@@ -21,9 +21,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from uhm.envs import rooms
-from uhm.envs.own import Simulator
+from uhm.envs.own import Simulator, python_path
 from uhm.errors import UhmError, writing
-from uhm.evaluate.pool import python_path
 from uhm.evaluate.records import episode_seeds
 from uhm.evaluate.rooms import start
 from uhm.tasks import ROOMS, Task
@@ -160,7 +159,7 @@ def _camera(setup: dict[str, Any], backend: str, folder: str) -> Iterator[subpro
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        cwd=folder,
+        cwd=None if setup["own"] else folder,  # as in `uhm.evaluate.pool`
         env=os.environ | own,
         start_new_session=True,
     )

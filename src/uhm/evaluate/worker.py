@@ -101,7 +101,8 @@ def main() -> None:
         reason = " ".join(str(error).split()) if isinstance(error, UhmError) else with_place(error)
         with contextlib.suppress(OSError):
             os.write(answers, FAILED + reason.encode())
-        sys.exit(1)
+        os._exit(1)
+    os._exit(0)  # a simulator may leave threads behind that would keep this process, and who waits for its end
 
 
 if __name__ == "__main__":

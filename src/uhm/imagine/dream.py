@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from uhm import horizons, tasks
-from uhm.agents.core import Context
+from uhm.agents.core import Context, Hyper
+from uhm.agents.horizon_model import HorizonModel
 from uhm.data import Dataset
 from uhm.data.source import load
 from uhm.errors import UhmError
@@ -100,6 +101,9 @@ class Dream:
         self.step = int(population.step)
         self.state = jax.tree.map(lambda x: x[self.member], population.state)
         self.hyper = dataclasses.replace(plan.family.Hyper(**plan.hyper), **dict(chosen.hyper))
+        model = getattr(getattr(self.state, "targets", None), "model", None)
+        if not isinstance(model, HorizonModel) or not isinstance(self.hyper, Hyper):
+            raise UhmError(f"{plan.agent} has no model of the future that imagine knows: build it on uhm.agents.uhm.")
         progress = self.step / self.hyper.steps if self.hyper.schedule else 1.0
         self.lam = float(horizons.lambda_schedule(progress, self.hyper.lambda_f))
         self.k_max = int(horizons.k_max(self.lam, self.hyper.discount, self.hyper.q))

@@ -80,7 +80,7 @@ def _ready(plan: Plan) -> Dataset:
     """The plan's data, and a simulator of the user's own tried out."""
     dataset = data_of(plan)
     if simulator := plan.simulator(dataset.observations.shape[1], dataset.actions.shape[1]):
-        simulator.check()
+        simulator.check(float(abs(dataset.actions).max()))
     return dataset
 
 

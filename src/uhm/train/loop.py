@@ -22,6 +22,7 @@ from uhm.agents import Agent, Spec
 from uhm.data import Dataset, batches
 from uhm.data.source import data_directory, load, provide
 from uhm.envs.own import normalised_returns
+from uhm.errors import UhmError
 from uhm.evaluate import Episode, Evaluator, beside, by_step, complete, make_act, means_by_step, score
 from uhm.evaluate.records import means
 from uhm.interrupts import interruptible
@@ -78,11 +79,16 @@ class Training:
             while self.step < self.plan.steps and not stopped.is_set():
                 self._chunk()
                 update(self.step, self.latest)
-            self._finish_evaluation()  # also before saving, or a resumed run would never make up for it
+            if stopped.is_set() and self.pending is not None and not self.pending.done():
+                warnings.warn("waiting for the evaluation that is under way; interrupt again to lose it.", stacklevel=2)
+            try:
+                self._finish_evaluation()  # also before saving, or a resumed run would never make up for it
+                ended = self.step == self.plan.steps
+            except KeyboardInterrupt:
+                ended = False
             if self.step < self.plan.steps:
                 self.run.save(self.step, self.state, block=True)
-                return False
-        return True
+        return ended
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds."""
@@ -168,7 +174,14 @@ class Training:
     def _finish_evaluation(self) -> None:
         if self.pending is None:
             return
-        episodes, self.pending = self.pending.result(), None
+        pending, self.pending = self.pending, None
+        try:
+            episodes = pending.result()
+        except UhmError as error:
+            # A simulator of the user's own may fail after hours: that costs an evaluation and no training.
+            self.run.save(self.step, self.state, block=True)
+            done = f"the {self.step:,} steps until then are saved, `uhm train --resume` goes on from there"
+            raise UhmError(f"{str(error).rstrip('.')}; {done}.") from error
         self.run.log_episodes(episode.to_json() for episode in episodes)
         self.untold = episodes
         self._tell_sinks()
