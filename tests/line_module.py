@@ -1,5 +1,7 @@
 """A simulator of a user's own, which registers itself: what `--env line_module:Line-v0` finds."""
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -51,6 +53,60 @@ class Unpaid(Line):
         return observation, float("nan"), terminated, truncated, info
 
 
+class Boxed(Line):
+    """One that puts its numbers into arrays."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, np.array([reward]), terminated, truncated, {"success": np.array([info["is_success"]])}
+
+
+class Many(Line):
+    """One with several rewards."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, [reward, reward], terminated, truncated, info
+
+
+class Filed(Line):
+    """One that reads a file from where its user stands, and says so."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        print("start:", Path("start.txt").read_text())
+        return super().reset(seed=seed)
+
+
+class Threaded(Line):
+    """One that fails, and leaves a thread behind that never ends; it cannot be closed either."""
+
+    def step(self, action: np.ndarray) -> Any:
+        threading.Thread(target=threading.Event().wait).start()
+        raise ArithmeticError("no way")
+
+    def close(self) -> None:
+        raise AttributeError("no viewer")
+
+
+class Tired(Line):
+    """One that begins only once."""
+
+    begun = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        if self.begun:
+            raise ArithmeticError("enough")
+        self.begun = True
+        return super().reset(seed=seed)
+
+
+class Clear(Line):
+    """One whose pictures say how opaque they are."""
+
+    def render(self) -> Any:
+        return np.full((48, 64, 4), 255, np.uint8)
+
+
 class Unborn(Line):
     """One that cannot be made."""
 
@@ -70,5 +126,7 @@ class Broken(Line):
 gymnasium.register("Line-v0", f"{__name__}:Line", max_episode_steps=6)
 gymnasium.register("Silent-v0", f"{__name__}:Silent")
 gymnasium.register("Unpaid-v0", f"{__name__}:Unpaid", max_episode_steps=6)
+for kind in (Boxed, Many, Filed, Threaded, Tired, Clear):
+    gymnasium.register(f"{kind.__name__}-v0", f"{__name__}:{kind.__name__}", max_episode_steps=6)
 gymnasium.register("Unborn-v0", f"{__name__}:Unborn")
 gymnasium.register("Broken-v0", f"{__name__}:Broken", max_episode_steps=6)

@@ -106,10 +106,30 @@ def test_done_may_be_a_cut():
     ]
 
 
+def test_what_follows_an_end_and_is_where_the_next_episode_begins_is_not_learned():
+    """As d4rl.qlearning_dataset has it: the next row is the successor everywhere, and cut transitions are gone."""
+    s = np.array([0.0, 1, 2, 50, 51, 90, 91, 92])[:, None]
+    flat = {
+        "observations": s,
+        "actions": np.zeros((8, 1)),
+        "rewards": np.zeros(8),
+        "next_observations": np.append(s[1:], [[93.0]], axis=0),
+        "terminals": np.array([0, 0, 1, 0, 1, 0, 0, 0]),
+    }
+    done = convert(flat)
+    assert done.arrays["observations"][:, 0].tolist() == [0, 1, 2, 2, 50, 51, 51, 90, 91, 92, 93]
+    assert (done.repeated, done.lost) == (2, 0)
+    assert remarks(done)[0].startswith("after 2 ends the last state is repeated")
+    known = flat | {"next_observations": flat["next_observations"] + 0.5 * flat["terminals"][:, None]}
+    assert convert(known).arrays["observations"][:, 0].tolist() == [0, 1, 2, 50.5, 50, 51, 90.5, 90, 91, 92, 93]
+
+
 def test_actions_are_scaled_by_their_bounds():
     wide = given(actions=np.array([[-2.0, 0.0]] * 6 + [[2.0, 10.0]]))
     found = convert(wide, (-2.0, 0.0), (2.0, 10.0)).arrays["actions"]
     assert found[0].tolist() == [-1.0, -1.0] and found[-1].tolist() == [1.0, 1.0]
+    narrow = convert(given(actions=0.4 * given()["actions"]))
+    assert remarks(narrow) == ["actions reach 0.4: if their space has other bounds than -1 and 1, give these"]
     assert convert(given(), -2.0, 2.0).arrays["actions"][0].tolist() == pytest.approx([-0.5, -11 / 26])
     with pytest.raises(UhmError, match=r"there are actions up to 10: give the bounds, --low and --high"):
         convert(wide)
@@ -133,6 +153,13 @@ def test_shuffled_transitions_are_noticed():
         ({"rewards": np.zeros(3)}, (), "field 'rewards' has 3 rows, 'observations' has 7"),
         ({"rewards": np.zeros((7, 2))}, (), r"field 'rewards' has shape \(7, 2\)"),
         ({"actions": np.array(["a"] * 7)}, (), "field 'actions' has type <U1, expected numbers"),
+        ({"actions": np.ones((7, 1), int)}, (), "the actions are int64: only continuous ones"),
+        ({"actions": np.full((7, 1), np.nan)}, (), "field 'actions' has NaN or infinite values, the first at row 0"),
+        (
+            {"rewards": np.append(np.zeros(6), np.nan)},
+            (),
+            "field 'rewards' has NaN or infinite values, the first at row 6",
+        ),
         ({"terminals": np.full(7, 2)}, (), "the flags of ends must be 0 or 1"),
         ({"next_observations": np.zeros((7, 3))}, (), "next observations have 3 numbers"),
         ({}, ((-1.0,),), "bounds of actions come in two"),
@@ -155,6 +182,7 @@ def test_the_command(tmp_path, capsys):
     save(source, given(next_observations=None, actions=4 * given()["actions"]))
     assert cli.run(["data", "check", str(source)]) == 1
     assert f"uhm data convert {source} buffer-rows.npz" in capsys.readouterr().out
+    save(tmp_path / "flat.npz", given(rewards=np.array(1.0)))
     flags = ["--low", "-4", "--high", "4"]
     assert cli.run(["data", "convert", str(source), str(out), *flags]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
@@ -169,11 +197,12 @@ def test_the_command(tmp_path, capsys):
         ([tmp_path / "none.npz", "x.npz"], "none.npz: no such file"),
         (["log.pkl", "x.npz"], "log.pkl is no .npz, .hdf5 or .h5 file"),
         ([source, tmp_path / "x.npz"], "there are actions up to 4: give the bounds, --low and --high"),
+        ([tmp_path / "flat.npz", "x.npz"], "field 'rewards' has shape (), expected 1 dimension"),
     ):
         assert cli.run(["data", "convert", *map(str, arguments)]) == 2
         said = capsys.readouterr().err
         assert message in said and len(said.splitlines()) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["buffer.npz", "new", "two.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["buffer.npz", "flat.npz", "new", "two.npz"]
 
 
 def test_hdf5_as_d4rl_has_it(tmp_path):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from programs import program
+from uhm import cli
 from uhm.agents import FAMILIES, family
 from uhm.errors import UhmError
 from uhm.imagine.dream import JUMP, Dream
@@ -84,6 +85,26 @@ def test_an_agent_like_nobody_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UhmError, match=r"LIKE of the module 'alike' is 'uhn', and must be one of: uhm, ghm, "):
         family("module:alike")
+    (tmp_path / "alikes.py").write_text((DOCS / "examples" / "nstep.py").read_text().replace('"uhm"', '["uhm"]'))
+    with pytest.raises(UhmError, match=r"LIKE of the module 'alikes' is \['uhm'\], and must be one of: uhm, ghm, "):
+        family("module:alikes")
+
+
+def test_an_agent_may_be_like_uhm_and_have_no_model(tmp_path, monkeypatch):
+    """Then there is nothing to imagine; and its settings may be of any type."""
+    text = (DOCS / "examples" / "bc.py").read_text() + '\n\nLIKE = "uhm"\n'
+    field = "    batch_size: int = 256\n"
+    assert text.count(field) == 1
+    (tmp_path / "alone.py").write_text(
+        text.replace(field, f"{field}    word: Any = 'x'\n    more: dict | None = None\n")
+    )
+    monkeypatch.chdir(tmp_path)
+    train(
+        "module:alone", "rooms-task1", run=tmp_path / "run", data_dir=str(tmp_path / "data"), steps=2, eval_episodes=1
+    )
+    with pytest.raises(UhmError, match="module:alone has no model of the future that imagine knows"):
+        Dream(tmp_path / "run")
+    assert cli.run(["train", "module:alone", "rooms-task1", "--steps", "0"]) == 2  # as far as its flags
 
 
 def test_a_plain_function_is_no_sampler(tmp_path, monkeypatch):

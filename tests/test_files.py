@@ -107,6 +107,8 @@ def test_masks_are_optional(tmp_path):
         ({"rewards": at(4, 1e300)[:, 1]}, r"'rewards' has 1e\+300 at row 4"),
         ({"next_observations": np.zeros((12, 3))}, r"'next_observations' .*uhm data convert .*log.npz log-rows.npz"),
         ({"timeouts": np.zeros(12)}, r"'timeouts' .*uhm data convert .*log.npz log-rows.npz"),
+        ({"truncations": np.zeros(12)}, r"'truncations' .*uhm data convert .*log.npz log-rows.npz"),
+        ({"terminals": None, "terminations": np.zeros(12)}, r"'terminations' .*uhm data convert .*log.npz"),
         ({"masks": np.full(12, 0.5)}, "'masks' must be 0"),
         ({"rewards": np.full(12, np.nan)}, "'rewards' has NaN"),
         ({name: values[:0] for name, values in columns().items()}, "field 'observations' has no rows"),
@@ -165,7 +167,7 @@ class Line(gymnasium.Env):
     """Walks to the end and terminates; Minari wants an environment that can be found by name."""
 
     observation_space = gymnasium.spaces.Box(-10, 10, (1,), np.float32)
-    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-2, 2, (1,), np.float32)
 
     def __init__(self, end=3):
         self.end = end
@@ -188,7 +190,7 @@ def test_minari(tmp_path, monkeypatch, capsys):
     env = minari.DataCollector(gymnasium.make("uhm-line-v0"))
     for _ in range(2):
         env.reset()
-        while not env.step(np.zeros(1, np.float32))[2]:
+        while not env.step(-np.ones(1, np.float32))[2]:
             pass
     env.create_dataset(
         "line/three-v0",
@@ -200,6 +202,7 @@ def test_minari(tmp_path, monkeypatch, capsys):
         ref_max_score=-1.0,
     )
     data = load("minari:line/three-v0", placement="host")
+    np.testing.assert_array_equal(data.actions[[0, -1]], [[-0.5], [-0.5]])  # -1 in a space from -2 to 2
     np.testing.assert_array_equal(data.observations[:, 0], [0, 1, 2, 3, 0, 1, 2, 3])
     np.testing.assert_array_equal(data.masks[0], [1, 1, 0, 1, 1, 1, 0, 1])
     np.testing.assert_array_equal(data.rewards[0], [-1, -1, -1, 0, -1, -1, -1, 0])

@@ -30,6 +30,7 @@ EVALUATIONS = [10, 20, 30, 40, 50, 60]
 
 # The command line, but the evaluation of one step waits for a file before it begins. Then `kill` ends the process; with
 # `hold` training, too, waits for the file, after its next chunk, and the evaluation lasts until its result is wanted.
+# With `stuck` it is the evaluation alone that waits, and training waits for it.
 CHILD = """
 import os, pathlib, signal, sys, threading, time
 from uhm import cli
@@ -220,15 +221,36 @@ def test_in_use_and_ctrl_c(data, whole, child, tmp_path, capsys, signal_sent):
     out, err = process.communicate()
     assert process.returncode == 130, err
     assert out == ""
-    first, *progress, last = err.splitlines()
+    first, *progress, waiting, last = err.splitlines()
     assert first == f"run: {run}"
     assert all(line.startswith(("data: ", "rebrac-dagger rooms: step ")) for line in progress)
+    assert waiting == "uhm: warning: waiting for the evaluation that is under way; interrupt again to lose it."
     assert last == f"uhm: stopped at step 15, all saved: go on with `uhm train --resume {run}`."
     assert Run.open(run, write=False).steps()[-1] == 15
     assert {episode["step"] for episode in lines(run / "episodes.jsonl")} == {10}
 
     assert resume(run) == json.loads((run / "summary.json").read_text())
     assert outcome(run) == outcome(whole)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_loses_the_evaluation_and_no_step(data, child, tmp_path):
+    run = tmp_path / "run"
+    process = child(*flags(data, "rebrac-dagger"), "--run", run, changed=(10, "stuck", tmp_path / "never"))
+    until(process, lambda: len(lines(run / "metrics.jsonl")) == 4)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None  # it waits for the evaluation
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    waiting, last = err.splitlines()[-2:]
+    assert waiting == "uhm: warning: waiting for the evaluation that is under way; interrupt again to lose it."
+    assert last == f"uhm: stopped at step 20, all saved: go on with `uhm train --resume {run}`."
+    assert int(load_run(run).state.step) == 20
+    assert lines(run / "episodes.jsonl") == []
+    assert resume(run)["steps"] == 60
+    assert [*dict.fromkeys(episode["step"] for episode in lines(run / "episodes.jsonl"))] == [20, 30, 40, 50, 60]
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, tmp_path, capsys):

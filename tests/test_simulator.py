@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from uhm.envs import own
 from uhm.envs.own import Simulator
 from uhm.errors import UhmError
 from uhm.evaluate import Evaluator, beside, make_act, record_video
+from uhm.evaluate.camera import picture
 from uhm.report import logs
 from uhm.report.collect import collect
 from uhm.report.log_page import sections
@@ -90,6 +92,86 @@ def test_observations_are_flat_and_actions_scaled_to_the_box():
         assert env.step(np.array([bound], np.float32))[1] == 2 * bound
     env.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     assert env._scaled(np.array([0.25])) == np.float32(0.25)
+
+
+def test_actions_never_leave_the_bounds_of_their_space():
+    env, rng = Simulator(LINE, 1, 1).make(), np.random.default_rng(0)
+    for low, high in rng.integers(-99, 99, (500, 2)) / 10:
+        if low < high:
+            env.action_space = gymnasium.spaces.Box(low, high, (1,), np.float32)
+            for action in (-1.0, 1.0):
+                assert env.action_space.contains(env._scaled(np.array([action], np.float32))), (low, high)
+    env.action_space = gymnasium.spaces.Box(-128, 127, (1,), np.int8)
+    scaled = [env._scaled(np.array([action])) for action in (-1.0, -0.5, 0.1, 1.0)]
+    assert [(int(one[0]), one.dtype) for one in scaled] == [(n, np.int8) for n in (-128, -64, 12, 127)]
+    largest = float(np.finfo(np.float32).max)
+    env.action_space = gymnasium.spaces.Box(-largest, largest, (1,), np.float32)
+    assert float(env._scaled(np.zeros(1))[0]) == 0.0
+
+
+@pytest.mark.slow
+def test_a_simulator_is_tried_where_it_will_run(tmp_path, monkeypatch, capfd):
+    """That is: in other processes, where the user stands, and not only made."""
+    gymnasium.register("Here-v0", "line_module:Line")
+    with pytest.raises(UhmError, match=r"cannot make the environment 'Here-v0': .*write MODULE:ID"):
+        Simulator("Here-v0", 1, 1).check()
+    filed = Simulator("line_module:Filed-v0", 1, 1)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UhmError, match=r"Filed-v0 cannot be used: FileNotFoundError: .*start\.txt"):
+        filed.check()
+    (tmp_path / "start.txt").write_text("0")
+    filed.check()
+    assert len(episodes(filed.name, always(1.0), 1)) == 1
+    with pytest.raises(UhmError, match=r"Threaded-v0 cannot be used: ArithmeticError: no way \(line_module"):
+        Simulator("line_module:Threaded-v0", 1, 1).check()
+    with pytest.raises(UhmError, match=r"evaluation failed in an environment: ArithmeticError: no way"):
+        episodes("line_module:Threaded-v0", always(1.0), 1)
+    with pytest.raises(UhmError, match=r"Many-v0 cannot be used: the environment's reward has shape \(2,\), and must"):
+        Simulator("line_module:Many-v0", 1, 1).check()
+    assert capfd.readouterr().out == ""  # what simulators print would not be JSON
+
+
+@pytest.mark.slow
+def test_numbers_in_arrays_are_numbers():
+    Simulator("line_module:Boxed-v0", 1, 1).check()
+    boxed, plain = (episodes(name, always(0.25), 2) for name in ("line_module:Boxed-v0", LINE))
+    assert boxed == plain
+
+
+def test_actions_that_nobody_scaled_are_noticed(monkeypatch):
+    """Those of a space within [-1, 1] pass for scaled ones, and would be stretched a second time."""
+    found = {"limited": True, "largest_action": 0.4}
+    done = subprocess.CompletedProcess([], 0, json.dumps(found).encode(), b"")
+    monkeypatch.setattr(own.subprocess, "run", lambda *_, **__: done)
+    with pytest.warns(UserWarning, match=r"actions of the logs reach 0\.4, and those of X end at 0\.4, .*scaled by"):
+        Simulator("X", 1, 1).check(reach=0.4)
+    Simulator("X", 1, 1).check(reach=0.9)
+    found["largest_action"] = 2.0
+    done.stdout = json.dumps(found).encode()
+    Simulator("X", 1, 1).check(reach=0.9)
+
+
+@pytest.mark.slow
+def test_a_simulator_that_fails_costs_no_training(log, tmp_path):
+    """It fails in the second evaluation, after 40 steps; the checkpoint is of when that was noticed."""
+    settings: dict[str, Any] = SHORT | {"checkpoint_interval": 1000}
+    with pytest.raises(UhmError, match=r"ArithmeticError: enough .* steps until then are saved, .*resume"):
+        train("rebrac-dagger", str(log), run=tmp_path / "run", env="line_module:Tired-v0", **settings)
+    assert int(load_run(tmp_path / "run").state.step) in (50, 60)
+    (tmp_path / "run" / "config.json").write_text(
+        (tmp_path / "run" / "config.json").read_text().replace("Tired-v0", "Line-v0")
+    )
+    summary = resume(tmp_path / "run")
+    assert summary["steps"] == 60 and summary["members"][0]["evaluations"][-1]["step"] == 60
+
+
+def test_pictures_are_bytes_in_three_colours():
+    clear = np.arange(4 * 4 * 4, dtype=np.uint8).reshape(4, 4, 4)
+    np.testing.assert_array_equal(picture(clear), clear[:, :, :3])
+    np.testing.assert_array_equal(picture(clear[:, :, :3]), clear[:, :, :3])
+    for other, about in ((clear / 255, "float64 of shape"), (clear[0], "uint8 of shape"), (None, "NoneType")):
+        with pytest.raises(UhmError, match=rf"gives no picture of bytes in three colours, but {about}"):
+            picture(other)
 
 
 def test_an_environment_without_a_limit_is_cut_and_says_so():
@@ -207,7 +289,10 @@ def test_a_film_has_every_step_or_a_reason_why_not(tmp_path):
     task, act = tasks.logs("log.npz").tasks[0], lambda observation: np.ones(1)
     film = record_video(task, act, tmp_path / "film.mp4", simulator=Simulator(LINE, 1, 1))
     assert imageio_ffmpeg.count_frames_and_secs(str(film)) == (3, pytest.approx(3 / 5))  # five a second, as it says
-    for name, why in (("Silent-v0", r"its render\(\) gives no picture"), ("No-v0", "cannot make the environment .*")):
+    for name, why in (
+        ("Silent-v0", r"its render\(\) gives no picture .* NoneType"),
+        ("No-v0", "cannot make the environment .*"),
+    ):
         own = Simulator(f"line_module:{name}", 1, 1)
         with pytest.raises(UhmError, match=rf"{name} cannot be drawn here, so there is no video: {why}\.$"):
             record_video(task, act, tmp_path / "none.mp4", simulator=own)
@@ -279,6 +364,9 @@ def test_evaluations_are_columns_beside_the_log_by_hand():
         {"step": 3, "q": [0.3, 0.4], "return": [-2.0, -3.0], "success": [1.0, None]},
     ]
     assert log[1] == {"step": 3, "q": [0.3, 0.4]}  # as it was
+    # What an agent of one's own logs as `return` is not what it got.
+    named = [{"step": step, "return": [9.0, 9.0]} for step in (1, 2)]
+    assert beside(named, found, 2)[:2] == [{"step": 1}, {"step": 2, "return": [-1.0, None]}]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Num
 
 from uhm.errors import UhmError, with_place
 from uhm.tasks import MINARI
@@ -111,7 +111,7 @@ class Plain:
     def render(self) -> Any:
         return self.env.render()
 
-    def _scaled(self, action: Float[np.ndarray, " A"]) -> Float[np.ndarray, " A"]:
+    def _scaled(self, action: Float[np.ndarray, " A"]) -> Num[np.ndarray, " A"]:
         """From [-1, 1] to the bounds of the action space, where it has any, and never beyond them."""
         space = self.action_space
         if not space.is_bounded():

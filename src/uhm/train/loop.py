@@ -6,10 +6,11 @@ again from the restored parameters. Randomness depends on member and step alone,
 """
 
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ from uhm.train.restore import build, keep_spec
 _HOST_STEPS = 50  # steps of batches that are on their way to the device at once, where the data stay on the host
 
 
+class _Lost(Exception):
+    """The user does not want to wait for an evaluation. What was trained is saved."""
+
+
 class Training:
     """One run in progress."""
 
@@ -51,6 +56,7 @@ class Training:
         self.seconds = 0.0  # of training, over all sessions
         self.pending: Future[list[Episode]] | None = None
         self.untold: list[Episode] = []  # an evaluation that is recorded, and the sinks know nothing of
+        self.stopped = threading.Event()  # the user wants to stop
         self.latest = ""  # what the last evaluation said, in a few words
         self.thread = ThreadPoolExecutor(1, "uhm-evaluation")
 
@@ -75,20 +81,18 @@ class Training:
 
     def go(self, update: progress.Update) -> bool:
         """Train to the end; False if the user asked to stop, after saving what there is."""
-        with interruptible(signal.SIGINT) as stopped:
-            while self.step < self.plan.steps and not stopped.is_set():
-                self._chunk()
-                update(self.step, self.latest)
-            if stopped.is_set() and self.pending is not None and not self.pending.done():
-                warnings.warn("waiting for the evaluation that is under way; interrupt again to lose it.", stacklevel=2)
+        with interruptible(signal.SIGINT) as self.stopped:
             try:
+                while self.step < self.plan.steps and not self.stopped.is_set():
+                    self._chunk()
+                    update(self.step, self.latest)
                 self._finish_evaluation()  # also before saving, or a resumed run would never make up for it
-                ended = self.step == self.plan.steps
-            except KeyboardInterrupt:
-                ended = False
+            except _Lost:
+                return False
             if self.step < self.plan.steps:
                 self.run.save(self.step, self.state, block=True)
-        return ended
+                return False
+        return True
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds."""
@@ -176,10 +180,13 @@ class Training:
             return
         pending, self.pending = self.pending, None
         try:
+            self._wait(pending)
             episodes = pending.result()
-        except UhmError as error:
+        except (UhmError, KeyboardInterrupt) as error:
             # A simulator of the user's own may fail after hours: that costs an evaluation and no training.
             self.run.save(self.step, self.state, block=True)
+            if isinstance(error, KeyboardInterrupt):
+                raise _Lost from error
             done = f"the {self.step:,} steps until then are saved, `uhm train --resume` goes on from there"
             raise UhmError(f"{str(error).rstrip('.')}; {done}.") from error
         self.run.log_episodes(episode.to_json() for episode in episodes)
@@ -188,6 +195,14 @@ class Training:
         self._note(episodes)
         rated = [rating for steps in by_step(episodes, self.plan.measure).values() for rating in steps.values()]
         self.run.rate(episodes[0].step, float(np.mean(rated)))
+
+    def _wait(self, pending: Future[list[Episode]]) -> None:
+        told = False
+        while not pending.done():
+            if self.stopped.is_set() and not told:
+                told = True
+                warnings.warn("waiting for the evaluation that is under way; interrupt again to lose it.", stacklevel=2)
+            wait([pending], timeout=0.2)
 
     def _tell_sinks(self) -> None:
         """Tell of an evaluation that came, at the step of now: some sinks drop what belongs to an earlier one."""
