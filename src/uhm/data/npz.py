@@ -16,6 +16,7 @@ import numpy as np
 
 from uhm.errors import UhmError
 
+LARGEST = 1e18  # networks and losses square and add what they are given, and 32 bits end at 3e38
 # What zipfile raises on a damaged file, and on one that it cannot read: locked, or compressed in another way.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
 
@@ -85,9 +86,6 @@ class NpzFile:
                     yield {name: _read_rows(streams[name], self.arrays[name], count) for name in names}
             except _UNREADABLE as error:
                 raise UhmError(f"{self.path}: damaged ({error}); {self.remedy}.") from error
-
-
-LARGEST = 1e18  # Networks and losses square and add what they are given, and 32 bits end at 3e38.
 
 
 def check_finite(values: np.ndarray, field: str, source: str, first_row: int = 0) -> None:
