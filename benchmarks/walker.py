@@ -15,6 +15,7 @@ reward does not say: how fast they stray to the side, and how often they end on 
 
 import argparse
 import json
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from uhm.agents.descent import State, descend, start
 from uhm.agents.mopo import Actor
 from uhm.data import expert
 from uhm.data.npz_write import save
+from uhm.errors import UhmError
 from uhm.runs.environment import session
 from uhm.runs.publish import unnamed
 
@@ -187,14 +189,18 @@ def policy_file(path: Path, actor: Actor) -> None:
     save(path, arrays)
 
 
-def keep(path: Path, state: State, rows: Rows, done: int) -> None:
+def keep(path: Path, state: State, rows: Rows, done: int, seed: int) -> None:
     leaves = {f"state{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
-    save(path, leaves | {f"rows{i}": column[:done] for i, column in enumerate(rows)})
+    asked = {"seed": np.array(seed), "steps": np.array(len(rows.rewards))}
+    save(path, asked | leaves | {f"rows{i}": column[:done] for i, column in enumerate(rows)})
 
 
-def restore(path: Path, state: State, rows: Rows) -> tuple[State, int]:
+def restore(path: Path, state: State, rows: Rows, seed: int) -> tuple[State, int]:
     """The state as it was kept; `rows` are filled in place. Also how many there are."""
     with np.load(path, allow_pickle=False) as file:
+        for name, asked in (("seed", seed), ("steps", len(rows.rewards))):
+            if file[name] != asked:
+                raise UhmError(f"{path} is of --{name} {file[name]}, not {asked}: train in another folder.")
         done = len(file["rows0"])
         for i, column in enumerate(rows):
             column[:done] = file[f"rows{i}"]
@@ -208,18 +214,18 @@ def train(folder: Path, steps: int, seed: int) -> None:
     kept, policy = folder / "training.npz", folder / "ant.npz"
     rows, state, done, begun = blank(steps), fresh(jax.random.key(seed)), 0, time.monotonic()
     if kept.exists():
-        state, done = restore(kept, state, rows)
+        state, done = restore(kept, state, rows, seed)
     left = steps - done
     while done < steps:
         until = min(done + STRETCH, steps)
         state, metrics = stretch(state, rows, done, until, seed)
         done = until
-        keep(kept, state, rows, done)
-        policy_file(policy, state.params.actor)
+        keep(kept, state, rows, done, seed)
         ahead = 10 * rows.rewards[max(done - STRETCH, 0) : done].mean()  # ten steps are a second
         rest = (time.monotonic() - begun) * (steps - done) / (left - (steps - done))
         said = ", ".join(f"{name} {float(value):.2f}" for name, value in metrics.items())
         print(f"{done:,} of {steps:,}: {ahead:.2f} m/s while exploring; {said}; {rest / 60:.0f} min left", flush=True)
+    policy_file(policy, state.params.actor)
     facts = {"steps": steps, "seed": seed, "walks": judge(policy), "session": made_by}
     (folder / "ant.json").write_text(json.dumps(facts, indent=1) + "\n")
 
@@ -259,7 +265,10 @@ def main() -> None:
     if args.verb == "train":
         if args.steps < ANTS or args.steps % ANTS:
             parser.error(f"--steps must be a multiple of {ANTS}, one for each ant")
-        train(args.folder, args.steps, args.seed)
+        try:
+            train(args.folder, args.steps, args.seed)
+        except UhmError as error:
+            sys.exit(str(error))
         return
     table = Table("noise", "ahead (m/s)", "aside (m/s)", "on its back", "at the end", box=None)
     for noise, walk in judge(args.policy, args.episodes).items():

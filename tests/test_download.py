@@ -5,10 +5,13 @@ import io
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -376,6 +379,38 @@ def test_offline_is_one_line_that_says_what_to_do(environment: tasks.Environment
         assert f"`uhm data make {environment.name}`" in message
     assert str(tmp_path / LONG.dataset if environment is LONG else tmp_path) in message
     assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("mirror", ["http://[::1", "http://", "ftp://host/data"])
+def test_mirrors_that_are_no_addresses(mirror: str, tmp_path: Path) -> None:
+    with pytest.raises(UhmError, match="is not an address; write http://HOST/FOLDER"):
+        download(CUBE, tmp_path, mirrors=[mirror], progress=False)
+
+
+def test_two_processes_download_once(serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second waits for the first, and finds that nothing is left to do."""
+    asked: list[str] = []
+    inside, go_on = threading.Event(), threading.Event()
+    fetch = module._fetch
+
+    def slowly(bases: list[str], name: str, path: Path, *rest: Any) -> dict[str, str]:
+        asked.append(name)
+        inside.set()
+        assert go_on.wait(10)
+        return fetch(bases, name, path, *rest)
+
+    site = serve({TRAIN: npz(0), VAL: npz(1)})
+    with ThreadPoolExecutor(2) as both, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "_fetch", slowly)
+        first = both.submit(get, site, tmp_path)
+        assert inside.wait(10)
+        second = both.submit(get, site, tmp_path)
+        while "another process is downloading it; waiting" not in capsys.readouterr().err:
+            time.sleep(0.01)
+        go_on.set()
+        assert first.result() == second.result()
+    assert len(asked) == len(set(asked))
+    assert names(tmp_path) == {TRAIN, VAL}
 
 
 def test_an_unknown_host_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

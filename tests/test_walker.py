@@ -162,15 +162,29 @@ def test_a_training_that_was_stopped_goes_on_exactly(
 ) -> None:
     monkeypatch.setattr(walker, "EPISODE", 30)
     walker.train(tmp_path / "whole", 160, seed=0)
-    walker.train(tmp_path / "parts", 80, seed=0)
+    stretch, done = walker.stretch, []
+
+    def once(*args: Any) -> Any:
+        if done:
+            raise KeyboardInterrupt
+        done.append(args)
+        return stretch(*args)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(walker, "stretch", once)
+        walker.train(tmp_path / "parts", 160, seed=0)
+    assert not (tmp_path / "parts" / "ant.npz").exists()
+    for seed, steps in ((1, 160), (0, 80)):
+        with pytest.raises(UhmError, match=r"training\.npz is of --(seed 0, not 1|steps 160, not 80): train in another"):
+            walker.train(tmp_path / "parts", steps, seed=seed)
     walker.train(tmp_path / "parts", 160, seed=0)
     whole, parts = ((tmp_path / name / "training.npz").read_bytes() for name in ("whole", "parts"))
     assert whole == parts
     assert "160 of 160" in capsys.readouterr().out
     # The file is the actor's mean.
     kept = tmp_path / "whole" / "training.npz"
-    state, done = walker.restore(kept, walker.fresh(jax.random.key(0)), walker.blank(160))
-    assert done == 160
+    state, rows = walker.restore(kept, walker.fresh(jax.random.key(0)), walker.blank(160), 0)
+    assert rows == 160
     seen = np.random.default_rng(0).normal(size=29).astype(np.float32)
     policy = expert.load(tmp_path / "whole" / "ant.npz", 29, 8)
     np.testing.assert_allclose(policy(seen), jnp.tanh(state.params.actor(jnp.asarray(seen))[0]), atol=1e-6)

@@ -209,8 +209,8 @@ class Inspect(_Common):
         if env is not None:
             provide(env, self.directory)
         data = _load(self.name, self.directory, self.split)
-        facts = describe(data, env)
-        title = tasks.title(self.name)
+        facts = describe(data, env, self.split)
+        title = tasks.title(self.name) + ("-val" if self.split == "val" else "")
         out = self.out or Path(f"{title}.png")
         maze = env is not None and (env.domain == "locomotion")
         picture(data, out, title, maze)
@@ -278,7 +278,7 @@ def _load(what: Any, directory: Path, split: Any = "train") -> "Dataset":
 
 
 def _checked(label: str, what: Any, directory: Path, split: Any = "train") -> dict[str, Any]:
-    from uhm.data.inspect import shortfall
+    from uhm.data.available import shortfall
 
     try:
         data = _load(what, directory, split)

@@ -6,10 +6,12 @@ so they come from a file `SHA256SUMS` beside the data, here or on the server.
 """
 
 import contextlib
+import fcntl
 import os
 import re
+import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -90,10 +92,33 @@ def download(
                 continue
             with writing_data(path.parent):  # errors of the network never come this far: this is the disk
                 path.parent.mkdir(parents=True, exist_ok=True)
-                failures = _fetch(bases, name, path, bar, sums)
+                with _alone(path):
+                    failures = {} if path.exists() else _fetch(bases, name, path, bar, sums)
             if failures:
                 raise UhmError(_advice(environment, name, data_dir, failures))
     return [data_dir / name for name in wanted]
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the download of `path` for this process; waits for another one, which may be doing all the work."""
+    lock = path.with_name(f"{path.name}.part.lock")
+    while True:
+        file = lock.open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{path.name}: another process is downloading it; waiting ...", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # Whoever held it has removed it at the end, and a lock on what has no name holds nobody off.
+        if lock.exists() and os.path.samestat(lock.stat(), os.fstat(file.fileno())):
+            break
+        file.close()
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        file.close()
 
 
 def _bases(mirrors: Sequence[str] | None) -> list[str]:
@@ -101,9 +126,17 @@ def _bases(mirrors: Sequence[str] | None) -> list[str]:
         mirrors = os.environ.get(MIRRORS_VARIABLE, "").split(",")
     bases = [base for base in (mirror.strip().rstrip("/") for mirror in mirrors) if base]
     for base in bases:
-        if urlsplit(base).scheme not in ("http", "https"):
+        if not _is_address(base):
             raise UhmError(f"mirror '{base}' is not an address; write http://HOST/FOLDER or https://HOST/FOLDER.")
     return list(dict.fromkeys([*bases, official_url().rstrip("/")]))
+
+
+def _is_address(base: str) -> bool:
+    try:
+        found = urlsplit(base)
+    except ValueError:
+        return False
+    return found.scheme in ("http", "https") and bool(found.netloc)
 
 
 def _advice(environment: Environment, name: str, data_dir: Path, failures: dict[str, str]) -> str:

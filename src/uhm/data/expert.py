@@ -38,7 +38,7 @@ def load(path: Path, inputs: int, outputs: int) -> Callable[[np.ndarray], np.nda
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+    except (TypeError, ValueError, OSError, zipfile.BadZipFile, EOFError) as error:  # TypeError: of an npy file
         raise UhmError(f"expert policy {path} is not an npz file of arrays ({error}).") from None
     activation = str(arrays.pop("activation", "relu"))
     if activation not in _ACTIVATIONS:

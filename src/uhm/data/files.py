@@ -70,6 +70,8 @@ def from_blocks(blocks: Iterable[dict[str, np.ndarray]], rows: int, name: str, s
         masks = block.get("masks", np.ones(len(actions), bool))
         if not np.isin(masks, (0, 1)).all():
             raise UhmError(f"{source}: field 'masks' must be 0 (task ends here) or 1.")
+        if not np.isin(block["terminals"], (0, 1)).all():
+            raise UhmError(f"{source}: field 'terminals' must be 0, or 1 in the last row of a trajectory.")
         reach = max(reach, float(np.abs(actions).max()))
         kept = block | {"actions": np.clip(actions, -ACTION_LIMIT, ACTION_LIMIT), "masks": masks}
         out = out or {field: aligned((rows, *kept[field].shape[1:]), dtype) for field, dtype in _KEPT.items()}

@@ -100,6 +100,7 @@ def _make_episodes(asked: Order, workers: int, progress: bool) -> None:
     }
     with parts.claimed():
         parts.belong_to(asked.manifest)
+        parts.refuse_more_than(job for shard in asked.shards for job in shard.jobs())
         _fill(asked.shards, parts, setup, workers, progress)
         parts.remove()
 

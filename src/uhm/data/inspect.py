@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from uhm.data.available import shortfall
 from uhm.data.dataset import Dataset
 from uhm.errors import writing
 from uhm.tasks import Environment
 
 
-def describe(data: Dataset, environment: Environment | None = None) -> dict[str, Any]:
+def describe(data: Dataset, environment: Environment | None = None, split: str = "train") -> dict[str, Any]:
     """Facts about `data` as plain numbers and strings, ready for JSON."""
     observations, actions = np.asarray(data.observations), np.asarray(data.actions)
     ends = np.unique(np.asarray(data.last))
@@ -29,17 +30,9 @@ def describe(data: Dataset, environment: Environment | None = None) -> dict[str,
     # Logs of one's own may well have no ends, and theirs need not be goals.
     without = [task["task"] for task in facts["tasks"] if environment is not None and task["goal_states"] == 0]
     facts["warnings"] = [f"no row of the data solves {', '.join(without)}: nothing shows how"] if without else []
-    few = shortfall(facts["transitions"], environment) if environment is not None else ""
+    few = shortfall(facts["transitions"], environment) if environment is not None and split == "train" else ""
     facts["warnings"] += [few] if few else []
     return facts
-
-
-def shortfall(transitions: int, environment: Environment) -> str:
-    """What is to be said of training data with so many transitions, where they are far fewer than the official ones."""
-    if transitions >= 0.9 * environment.transitions:
-        return ""
-    share = transitions / environment.transitions
-    return f"{share:.1%} of the official size: fit for smoke tests, not for comparison"
 
 
 def _range(values: np.ndarray) -> dict[str, float]:
@@ -57,10 +50,13 @@ def _task_facts(data: Dataset, index: int, ends: np.ndarray) -> dict[str, Any]:
     if len(values) > 32:  # a user's own continuous rewards
         counts, edges = np.histogram(rewards, bins=16)
         values = edges[:-1]
+    labels = [f"{value:g}" for value in values]
+    if len(set(labels)) < len(labels):
+        labels = [str(value) for value in values]  # as many digits as tell them apart
     reached = np.add.reduceat(solved, np.concatenate([[0], ends[:-1] + 1])) > 0
     return {
         "task": data.names[index],
-        "reward_histogram": {f"{value:g}": int(count) for value, count in zip(values, counts, strict=True)},
+        "reward_histogram": {label: int(count) for label, count in zip(labels, counts, strict=True)},
         "goal_states": int(solved.sum()),
         "successful_trajectories": int(reached.sum()),
     }

@@ -53,6 +53,11 @@ class Order(NamedTuple):
 
     def finished(self) -> bool:
         """Whether all files are there; those that are not what is asked for are refused, unless a run is under way."""
+        if self.environment.sharded:
+            folder = next(iter(self.files)).parent
+            others = {path.stem: path for path in folder.glob("*.npz") if path not in self.files}
+            if others:
+                raise never_overwritten(f"{others[min(others)]} exists and is not part of what is asked for")
         if self.parts.folder.exists():
             return False
         missing = [path for path, (_, count) in self.files.items() if not as_asked(path, count, self.manifest)]
@@ -60,10 +65,6 @@ class Order(NamedTuple):
         if there and missing and self.environment is not ROOMS:
             # Perhaps OGBench's own, to which nothing made here is to be added.
             raise never_overwritten(f"{there[0]} exists without {missing[0].name}")
-        if there and self.environment.sharded:
-            others = {path.stem: path for path in there[0].parent.glob("*.npz") if path not in self.files}
-            if others:
-                raise never_overwritten(f"{others[min(others)]} exists and is not part of what is asked for")
         return not missing
 
 

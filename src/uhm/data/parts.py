@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,13 +61,26 @@ class Parts:
                 raise UhmError(f"{self.folder} holds episodes but no manifest.json: delete that folder.")
             atomically(path, lambda file: file.write(as_note(manifest)))
             return
-        found = json.loads(path.read_text())
+        try:
+            found = json.loads(path.read_text())
+        except ValueError:
+            raise UhmError(f"{path} is damaged: delete the folder {self.folder} to begin anew.") from None
         for key, wanted in manifest.items():
             if found.get(key) != wanted:
                 raise UhmError(
                     f"{self.folder} holds episodes made with {key} {found.get(key)}, not {wanted}: "
                     f"use the same {key} to go on with them, or delete that folder to begin anew."
                 )
+
+    def refuse_more_than(self, wanted: Iterable[tuple[int, int]]) -> None:
+        """Refuse to go on where there are other episodes than the wanted ones, which would be lost in the end."""
+        names = {self.path(*job).name for job in wanted}
+        others = [path for path in self.folder.glob("*.npz") if path.name not in names]
+        if others:
+            raise UhmError(
+                f"{self.folder} holds {len(others)} episodes of a larger set that is not finished: "
+                "ask for as many again to go on with it, or delete that folder."
+            )
 
     @property
     def note(self) -> bytes:

@@ -133,6 +133,11 @@ def count(paths: Sequence[Path]) -> int:
     return len(terminals) - int(terminals.sum())
 
 
+def generated(paths: Sequence[Path]) -> bool:
+    """Whether any of the files was made by `uhm data make`, which leaves a note in what it makes."""
+    return any(b'"environment"' in _opened(path).note for path in paths)
+
+
 def _opened(path: Path) -> NpzFile:
     file = NpzFile(path, remedy="it may be half a download: delete it and get or make it again")
     file.require("terminals", 1)
@@ -228,8 +233,11 @@ def _cached(environment: Environment, paths: list[Path], limit: int | None, data
                 for array in written.values():
                     array.flush()  # type: ignore[attr-defined]
                 del written
-                if not folder.is_dir():
+                try:
                     partial.rename(folder)
+                except OSError:
+                    if not folder.is_dir():  # else another process was faster, with the same
+                        raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         for other in folder.parent.iterdir():

@@ -65,6 +65,7 @@ class Member:
     finished: bool
     diverged: bool
     precision: str | None  # of its products, where the run says so
+    data: dict[str, Any]  # about the data it learned from, where the run says so
     run: Path
 
     @property
@@ -176,7 +177,8 @@ def _read(directory: Path) -> tuple[Run, list[Member]]:
     wanted = [tasks.task(name) for name in config["tasks"]]
     environment = wanted[0].environment
     rows = summary["members"] if summary else unfinished(directory, config)
-    members = [_member(directory, config, row, summary is not None) for row in rows]
+    data = about.get("data", {})
+    members = [_member(directory, config, row, summary is not None, data) for row in rows]
     reached = summary["steps"] if summary else max((member.reached for member in members), default=0)
     log = JsonLines(directory / "metrics.jsonl")
     if environment.own and summary is None:
@@ -203,7 +205,9 @@ def _read(directory: Path) -> tuple[Run, list[Member]]:
     return run, [member for member in members if member.evaluations]
 
 
-def _member(directory: Path, config: dict[str, Any], row: dict[str, Any], finished: bool) -> Member:
+def _member(
+    directory: Path, config: dict[str, Any], row: dict[str, Any], finished: bool, data: dict[str, Any]
+) -> Member:
     task = tasks.task(row["task"])
     # A simulator of the user's own pays returns, which compare with nothing here: `logs` has those.
     evaluations = [] if task.environment.own else row["evaluations"]
@@ -224,6 +228,7 @@ def _member(directory: Path, config: dict[str, Any], row: dict[str, Any], finish
         finished=finished,
         diverged=row.get("diverged", False),
         precision=config.get("config", {}).get(PRECISION),
+        data=data,
         run=directory,
     )
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from uhm import presets, tasks
+from uhm.data.available import official, shortfall
 from uhm.presets import Result
 from uhm.report import statistics
 from uhm.report.collect import LAST, Member, Method
@@ -31,6 +32,8 @@ MARKS = {
     "f": "an agent diverged and was frozen; it counts as it was",
     "g": "more gradient steps than the protocol's",
     "h": "matrix multiplications in bfloat16",
+    "i": "generated data, not OGBench's files",
+    "j": "far fewer transitions than the protocol's",
 }
 
 
@@ -247,5 +250,7 @@ def _marks(members: Sequence[Member], seeds: int, part: bool) -> str:
         "f": any(member.diverged for member in members),
         "g": any(member.steps > member.task.environment.steps for member in members),
         "h": any(member.precision == "bfloat16" for member in members),
+        "i": any(member.data.get("generated") and official(member.task.environment) for member in members),
+        "j": any(shortfall(n, m.task.environment) for m in members if (n := m.data.get("transitions")) is not None),
     }
     return "".join(letter for letter, holds in marks.items() if holds)

@@ -87,6 +87,14 @@ class Run:
             raise
         return run
 
+    def remember(self, name: str, value: Any) -> None:
+        """Keep what a session found out in environment.json, for whoever reads the run later."""
+        self._require_lock()
+        path = self.directory / "environment.json"
+        about = read_json(path)
+        if about.get(name) != value:
+            write_json(path, about | {name: value})
+
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl and tell the sinks. Numbers that are not finite are written as null."""
         self._require_lock()

@@ -1,12 +1,13 @@
 """The data that populations need: which are missing, and what brings them."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from uhm.data import source
-from uhm.data.available import makeable
+from uhm.data.available import makeable, shortfall
 from uhm.data.generate import make
-from uhm.data.source import data_directory, find
+from uhm.data.source import count, data_directory, find
 from uhm.errors import UhmError
 from uhm.suites.plan import Population
 from uhm.tasks import Environment
@@ -22,7 +23,17 @@ def missing(wanted: Sequence[Population]) -> list[tuple[Environment, Path]]:
             find(population.environment, directory, dataset=plan.dataset)
         except UhmError:
             absent[population.environment, directory] = None
+        if plan.dataset is None and under_way(population.environment, directory):
+            absent[population.environment, directory] = None
     return list(absent)
+
+
+def under_way(environment: Environment, directory: Path) -> bool:
+    """Whether a set that is several files has only some of them yet, by what makes or gets the others."""
+    if not environment.sharded:
+        return False
+    making = (directory / f"{environment.dataset}.parts").exists()
+    return making or any((directory / environment.dataset).glob("*.part"))
 
 
 def provide(wanted: Sequence[Population], make_data: bool) -> None:
@@ -38,6 +49,10 @@ def provide(wanted: Sequence[Population], make_data: bool) -> None:
         raise UhmError(_commands(absent, impossible, make_data))
     for environment, directory in absent:
         make(environment, directory)
+    whole = [one for one in wanted if one.plan.dataset is None and one.plan.transitions is None]
+    for environment, directory in dict.fromkeys((p.environment, data_directory(p.plan.data_dir)) for p in whole):
+        if few := shortfall(count(find(environment, directory)), environment):
+            print(f"data: {environment.name} has {few}", file=sys.stderr)
 
 
 def _commands(

@@ -55,9 +55,10 @@ class Lease:
             self.path.unlink(missing_ok=True)
 
     def _await_silence(self, end: float) -> None:
-        """Until the holder on another machine, if any, lets go or has been silent for long enough."""
+        """Until the holder, if any, lets go or has been silent for long enough. One of this machine that has ended is
+        not waited for; one that has not may not have come as far as the run's lock."""
         last, since = read(self.path), time.monotonic()
-        while last is not None and last.get("host") != self.record["host"]:
+        while last is not None and (last.get("host") != self.record["host"] or _alive(last.get("process"))):
             time.sleep(min(BEAT, SILENCE) / 4)
             now = read(self.path)
             if now != last:
@@ -92,6 +93,19 @@ class Lease:
             except (OSError, UhmError):  # storage that is away for a moment; for longer, another may have taken over
                 if time.monotonic() - good > SILENCE / 2:
                     _end()
+
+
+def _alive(process: Any) -> bool:
+    """Whether there is a process of this number on this machine, other than this one."""
+    if not isinstance(process, int) or process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
 
 
 def _end() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uhm.suites.worker
 from uhm.errors import UhmError, writing
-from uhm.suites.lease import log_of
+from uhm.suites.lease import LOST, log_of
 from uhm.suites.plan import Population
 from uhm.suites.speed import devices
 from uhm.suites.worker import Job, Outcome, share, usable_cores
@@ -115,6 +115,8 @@ def _outcome(process: subprocess.Popen[bytes]) -> Outcome:
         lines = pipe.read().splitlines()
     if process.returncode == 0 and lines:
         return Outcome(**json.loads(lines[-1]))
+    if process.returncode == LOST:
+        return Outcome("failed", "another process took it over.")
     if process.returncode < 0:
         return Outcome("failed", f"its process was ended by signal {-process.returncode}.")
     return Outcome("failed", f"its process ended with status {process.returncode}.")

@@ -14,15 +14,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
+from uhm.agents import spec_of
 from uhm.data import Dataset
-from uhm.data.inspect import shortfall
+from uhm.data.available import shortfall
 from uhm.errors import UhmError
 from uhm.runs import Run, Sink
 from uhm.tasks import Task
 from uhm.train import progress
 from uhm.train.loop import Training, data_of, session
 from uhm.train.plan import Plan, resolve
-from uhm.train.restore import Restored, load_run
+from uhm.train.restore import Restored, build, load_run
 
 __all__ = ["Plan", "Restored", "Training", "load_run", "resolve", "resume", "start", "train"]
 
@@ -77,8 +80,10 @@ def resume(directory: Path | str, *, show: bool = False, sinks: Sequence[Sink] =
 
 
 def _ready(plan: Plan) -> Dataset:
-    """The plan's data, and a simulator of the user's own tried out."""
+    """The plan's data, of which a batch can be drawn, and a simulator of the user's own tried out."""
     dataset = data_of(plan)
+    agent, _ = build(plan, spec_of(dataset, plan.k_max()))
+    jax.eval_shape(lambda key: agent.sample.draw(dataset, key), jax.random.key(0))
     if simulator := plan.simulator(dataset.observations.shape[1], dataset.actions.shape[1]):
         simulator.check(float(abs(dataset.actions).max()))
     return dataset

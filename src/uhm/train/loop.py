@@ -21,7 +21,7 @@ import numpy as np
 from uhm import population, tasks
 from uhm.agents import Agent, Spec
 from uhm.data import Dataset, batches
-from uhm.data.source import data_directory, load, provide
+from uhm.data.source import data_directory, find, generated, load, provide
 from uhm.envs.own import normalised_returns
 from uhm.errors import UhmError
 from uhm.evaluate import Episode, Evaluator, beside, by_step, complete, make_act, means_by_step, score
@@ -51,6 +51,7 @@ class Training:
         self.agent, self.hyper = build(plan, spec)
         columns = np.array([member.column for member in self.members], np.int32)
         self.data = dataset.with_task(columns)
+        run.remember("data", about_data(plan, dataset))
         self.state = population.init(self.agent, self.members, self.hyper)
         self.step = 0
         self.seconds = 0.0  # of training, over all sessions
@@ -274,6 +275,14 @@ def evaluations(plan: Plan, episodes: list[Episode]) -> dict[int, dict[int, dict
     for one, value in zip(means, scores or [], strict=False):
         one["normalised"] = value
     return found
+
+
+def about_data(plan: Plan, dataset: Dataset) -> dict[str, Any]:
+    """How many transitions there are, and whether those of a known environment were generated, not OGBench's files."""
+    if plan.environment.own:
+        return {"transitions": dataset.size}
+    paths = find(plan.environment, data_directory(plan.data_dir), dataset=plan.dataset)
+    return {"transitions": dataset.size, "generated": generated(paths)}
 
 
 def data_of(plan: Plan) -> Dataset:

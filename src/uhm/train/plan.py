@@ -211,6 +211,8 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
         return tuple(range(seeds))
     for seed in seeds:
         _at_least("a seed", seed, 0)
+    if max(seeds, default=0) >= 2**32:
+        raise UhmError(f"a seed is {max(seeds)}, and must be below 2^32: random numbers are the same beyond that.")
     if not seeds or len(set(seeds)) != len(seeds):
         raise UhmError(f"seeds are {list(seeds)}, and must be different numbers from 0 on.")
     return tuple(seeds)
@@ -301,6 +303,8 @@ def _check_hyper(name: str, value: Any, flag: bool) -> None:
         raise UhmError(f"{name} is {value!r}, and must be True or False.")
     if name not in _RANGES:
         return
+    if name == "actor_period" and not float(value).is_integer():
+        raise UhmError(f"{name} is {value}, and must be a whole number.")
     low, high, with_low, with_high = _RANGES[name]
     ok = isinstance(value, int | float) and not isinstance(value, bool)
     ok = ok and (low <= value if with_low else low < value)
