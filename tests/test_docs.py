@@ -78,6 +78,20 @@ def test_its_other_measure_is_what_differs(tmp_path):
     assert Dream(tmp_path / "nstep-0.5").how == JUMP
     s_n, ended = load_run(tmp_path / "nstep-0.5").model()(jax.random.key(0), np.zeros((5, 2)), np.ones((5, 2)), n=2)
     assert (s_n.shape, ended.shape) == ((5, 2), (5,))
+    model, key, s, a = load_run(tmp_path / "nstep-0.5").model(), jax.random.key(0), np.zeros((5, 2)), np.ones((5, 2))
+    for arguments, message in (
+        ((s, a, 0), "n is 0, and must be whole numbers from 1 on"),
+        ((s, a, 2.7), "n is 2.7, and must be whole numbers"),
+        ((s, a, [1, 2]), r"n has shape \(2,\): give one horizon, or one for each row"),
+        ((s, a[:4], 1), r"a has shape \(4, 2\), and must be rows of 2 numbers, as many as of s"),
+        ((s[:, :1], a, 1), r"s has shape \(5, 1\), and must be rows of 2 numbers"),
+    ):
+        with pytest.raises(UhmError, match=message):
+            model(key, *arguments)
+    with pytest.raises(UhmError, match="step is '10', and must be 'last', 'best' or a whole number"):
+        load_run(tmp_path / "nstep-0.5", "10")
+    with pytest.raises(UhmError, match="step is '10', and must be 'last', 'best' or a whole number"):
+        load_run(tmp_path / "nstep-0.5", "10")  # type: ignore[arg-type]
 
 
 def test_an_agent_like_nobody_is_refused(tmp_path, monkeypatch):

@@ -110,6 +110,7 @@ def test_masks_are_optional(tmp_path):
         ({"truncations": np.zeros(12)}, r"'truncations' .*uhm data convert .*log.npz log-rows.npz"),
         ({"terminals": None, "terminations": np.zeros(12)}, r"'terminations' .*uhm data convert .*log.npz"),
         ({"masks": np.full(12, 0.5)}, "'masks' must be 0"),
+        ({"terminals": np.where(np.arange(12) == 11, 1, 0.3)}, "'terminals' must be 0, or 1 in the last row"),
         ({"rewards": np.full(12, np.nan)}, "'rewards' has NaN"),
         ({name: values[:0] for name, values in columns().items()}, "field 'observations' has no rows"),
     ],

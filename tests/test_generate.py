@@ -233,6 +233,20 @@ def test_episodes_may_be_added_on_resume(toys: None, tmp_path: Path, monkeypatch
     assert len(made(tmp_path)) == len(set(made(tmp_path))) == 22
 
 
+def test_a_smaller_set_does_not_cost_the_episodes_of_a_larger_one(toys: None, tmp_path: Path) -> None:
+    parts = Parts(tmp_path / f"{POINT.dataset}.parts")
+    parts.folder.mkdir()
+    asked = order.order(POINT, tmp_path, 5, 0, None, ROWS)
+    parts.belong_to(asked.manifest)
+    parts.save(0, 4, {"observations": np.zeros((1, 2))})
+    with pytest.raises(UhmError, match=r"holds 1 episodes of a larger set that is not finished: ask for as many again"):
+        make_toys(tmp_path, episodes=3)
+    assert parts.path(0, 4).exists()
+    (parts.folder / "manifest.json").write_text("{")
+    with pytest.raises(UhmError, match=r"manifest\.json is damaged: delete the folder"):
+        make_toys(tmp_path, episodes=5)
+
+
 def test_interrupted_between_two_shards(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "EPISODES_PER_SHARD", 10)
     environment = tasks.environment("cube-triple-play")

@@ -121,6 +121,18 @@ def test_futures_from_python(runs):
     assert not np.allclose(found.truth[2], pure.truth[2])
 
 
+def test_what_an_earlier_call_left_is_gone(runs, tmp_path, monkeypatch):
+    """A film of the other kind, or numbers there are none of now, may be of another member."""
+    old = [tmp_path / name for name in ("futures.mp4", "calibration.json", "calibration.png", "calibration.pdf")]
+    for path in old:
+        path.write_text("old")
+    module = importlib.import_module("uhm.imagine.write")
+    monkeypatch.setattr(module, "calibration", lambda *_, **__: None)
+    facts, paths = module.write(Dream(runs / "uhm"), tmp_path, [1], starts=1, draws=2, gif=True)
+    assert facts is None and tmp_path / "futures.gif" in paths
+    assert not any(path.exists() for path in old)
+
+
 def test_a_perfect_model_is_found_perfect(runs, monkeypatch):
     dream = Dream(runs / "uhm", mix=False)
     shift = 0.0

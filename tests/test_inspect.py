@@ -38,6 +38,24 @@ def test_facts(data):
     assert facts["observation"]["min"] == pytest.approx(float(np.asarray(data.observations).min()))
 
 
+def test_validation_data_are_meant_to_be_few(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["data", "make", "rooms", "--data-dir", "data"]) == 0
+    assert cli.run(["data", "inspect", "rooms", "--split", "val", "--data-dir", "data"]) == 0
+    assert "official size" not in capsys.readouterr().out
+    assert (tmp_path / "rooms-val.png").exists() and not (tmp_path / "rooms.png").exists()
+
+
+def test_rewards_that_are_nearly_the_same_are_all_counted(tmp_path, capsys):
+    rows, rewards = np.zeros((20, 2), np.float32), 1e6 + np.arange(20) / 4
+    path = tmp_path / "log.npz"
+    np.savez(path, observations=rows, actions=rows, rewards=rewards, terminals=np.arange(20) == 19)
+    assert cli.run(["data", "inspect", str(path), "--out", str(tmp_path / "log.png"), "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)["tasks"]
+    assert len(facts["reward_histogram"]) == 20
+    assert all(float(value) in rewards for value in facts["reward_histogram"])
+
+
 def test_logs_of_ones_own_need_not_end(data, tmp_path, capsys):
     assert describe(data)["warnings"] == []
     rows = np.zeros((20, 2), np.float32)

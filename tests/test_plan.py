@@ -5,6 +5,7 @@ import json
 import math
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -77,6 +78,21 @@ def test_axes_may_be_arrays_and_single_values_are_none():
     plan = resolve(alpha=np.linspace(0.1, 0.3, 3), q=[0.3], discount=np.float32(0.5))
     assert plan.axes == {"alpha": pytest.approx([0.1, 0.2, 0.3])}
     assert (plan.hyper["q"], plan.hyper["discount"]) == (0.3, 0.5)
+    json.dumps(plan.to_json())
+
+
+def test_numbers_may_be_of_numpy_and_jax():
+    plan = resolve(
+        seeds=list(np.arange(2)),
+        steps=np.int64(100),
+        alpha=[np.float32(0.5), jnp.float32(0.25)],
+        schedule=[np.True_, np.False_],
+        hidden=list(np.array([16, 16])),
+        eval_episodes=np.int64(3),
+    )
+    assert (plan.seeds, plan.steps, plan.eval_episodes, plan.config["hidden"]) == ((0, 1), 100, 3, (16, 16))
+    assert plan.axes == {"alpha": [0.5, 0.25], "schedule": [True, False]}
+    assert resolve(seeds=np.int64(2)).seeds == (0, 1)
     json.dumps(plan.to_json())
 
 

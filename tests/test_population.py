@@ -13,6 +13,7 @@ from uhm import kernels, population
 from uhm.agents import descent, family, spec_of
 from uhm.agents.core import Hyper
 from uhm.data.sampling import batches
+from uhm.errors import UhmError
 
 TASKS = ("t0", "t1")
 CHUNK = 5
@@ -246,6 +247,29 @@ def test_chunks_do_not_matter_and_metrics_are_their_means():
         assert value.shape == (2,)
         np.testing.assert_allclose(value, np.mean([step[name] for step in single], axis=0), rtol=1e-4, atol=1e-5)
     assert not np.allclose(single[0]["critic_loss"], single[1]["critic_loss"])
+
+
+def test_what_an_agent_may_log():
+    """Flags are shares of the steps; nothing at all will do; and what cannot be logged is named."""
+    data, members = random_data(2), population.grid(TASKS, [0], {})
+    usual = agent("rebrac-dagger")
+
+    def logging(**metrics):
+        def update(state, hyper, batch, key):
+            return usual.update(state, hyper, batch, key)[0], metrics
+
+        return usual._replace(update=update)
+
+    _, (means,) = train(logging(sure=jnp.array(True)), members, HYPER, data, CHUNK, CHUNK)
+    assert means["sure"].tolist() == [1.0, 1.0]
+    state, (means,) = train(logging(), members, HYPER, data, CHUNK, CHUNK)
+    assert means == {} and state.alive.all()
+    for name, value, message in (
+        ("step", 1.0, "'step', which every"),
+        ("wide", jnp.ones(3), r"'wide' has shape \(3,\)"),
+    ):
+        with pytest.raises(UhmError, match=message):
+            train(logging(**{name: value}), members, HYPER, data, CHUNK, CHUNK)
 
 
 # --------------------------------------------------------------------------------------------------------- divergence

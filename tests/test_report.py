@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.table import Table as RichTable
 from scipy import stats
 
 from report_runs import fake_run
@@ -19,10 +20,11 @@ from uhm import presets
 from uhm.cli import run as cli
 from uhm.errors import UhmError
 from uhm.evaluate import Episode
+from uhm.lines import console
 from uhm.presets import Result
 from uhm.report import charts, page, statistics, tables, writers
 from uhm.report.calibration import calibration
-from uhm.report.collect import Member, Method, collect
+from uhm.report.collect import Member, Method, collect, names
 from uhm.report.tables import Cell, Row, Table, ranked
 
 REPOSITORY = Path(__file__).parent.parent
@@ -182,7 +184,8 @@ def test_differences_are_coloured_by_the_spread_of_both() -> None:
     assert verdict(34.9, 3, Result(30, 4)) == "same"  # the hypotenuse of 3 and 4 is 5
     assert verdict(35.1, 3, Result(30, 4)) == "above"
     assert verdict(24.9, 3, Result(30, 4)) == "below"
-    assert verdict(30.1, None, Result(30, math.nan)) == "above"
+    assert verdict(34.1, None, Result(30, 4)) == "above"  # one seed of ours: nothing is known of its spread
+    assert verdict(90.0, 3, Result(30, math.nan)) == ""  # nor of the paper's, for a mean over a part of its tasks
     assert Cell(Method("uhm"), paper=Result(30, 4)).verdict == ""
 
 
@@ -199,6 +202,13 @@ def test_what_was_not_run_long_enough_is_marked(tmp_path: Path) -> None:
     assert marks("diverged", diverged=[3]) == "f"
     assert marks("long", steps=2_000_000) == "g"
     assert marks("rounded", compute_dtype="bfloat16") == "h"
+    for name, about in (("i", {"generated": True}), ("", {"generated": False}), ("ij", {"generated": True, "few": 1})):
+        folder = fake_run(tmp_path / f"data-{len(about)}{name}", "uhm", ENVIRONMENT, constant(0.5), session=True)
+        environment = json.loads((folder / "environment.json").read_text())
+        transitions = 1_000_000 // (10 if about.pop("few", 0) else 1)
+        text = json.dumps(environment | {"data": {"transitions": transitions, **about}})
+        (folder / "environment.json").write_text(text)
+        assert cell(made(folder), ENVIRONMENT).marks == name
     assert marks("all", finished=False, evaluations=2, steps=1000, seeds=1) == "abcd"
 
 
@@ -285,6 +295,40 @@ def test_of_the_same_member_twice_the_longer_one_counts(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(collect([tmp_path / "b", tmp_path / "b", tmp_path / "." / "b"]).runs) == 1
+
+
+def test_settings_of_an_agent_that_is_not_at_hand_are_what_its_runs_differ_in(tmp_path: Path) -> None:
+    for alpha in (0.1, 0.3):
+        folder = fake_run(tmp_path / str(alpha), "uhm", "rooms", constant(alpha), alpha=alpha, seeds=1)
+        for name in ("config.json", "summary.json"):
+            text = (folder / name).read_text()
+            (folder / name).write_text(text.replace('"agent": "uhm"', '"agent": "module:elsewhere"'))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is held twice
+        found = collect([tmp_path]).members
+    assert {(member.setting, member.score) for member in found} == {((("alpha", a),), 100 * a) for a in (0.1, 0.3)}
+    assert {member.setting for member in collect([tmp_path / "0.1"]).members} == {()}
+
+
+def test_runs_of_the_same_name_are_told_apart() -> None:
+    one, other, third = Path("a/x/run"), Path("a/y/run"), Path("b/alone")
+    assert names([one, other, third]) == {one: "x/run", other: "y/run", third: "alone"}
+
+
+def test_tasks_with_different_seeds_say_so(tmp_path: Path) -> None:
+    tasks_of = [f"{ENVIRONMENT}-task{i}" for i in range(1, 6)]
+    fake_run(tmp_path / "four", "uhm", tasks_of[:4], constant(0.5), seeds=[0, 1])
+    fake_run(tmp_path / "one", "uhm", tasks_of[4:], constant(0.5), seeds=[2, 3, 4])
+    found = cell(made(tmp_path), ENVIRONMENT)
+    assert (found.seeds, found.std, found.marks) == (2, None, "dk")
+
+
+def test_tables_in_a_pipe_have_all_their_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    table = RichTable(*(f"column-{i}" for i in range(20)))
+    table.add_row(*(f"{i}.0001234567890" for i in range(20)))
+    console().print(table)
+    said = capsys.readouterr().out
+    assert all(f" {i}.0001234567890 " in said for i in range(20))
 
 
 def test_an_axis_of_an_agent_that_is_not_at_hand_is_kept(tmp_path: Path) -> None:

@@ -279,12 +279,12 @@ def test_sinks_get_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert {args[0]: args[1] for name, args, _ in board.calls if name == "add_scalar"} == expected
     assert {args[2] for name, args, _ in board.calls if name == "add_scalar"} == {5}
     assert board.calls[-1][0] == "close"
-    assert [call[0] for call in wandb.calls] == ["init", "define_metric", "log", "finish"]
+    assert [call[0] for call in wandb.calls] == ["init", "define_metric", "define_metric", "log", "finish"]
     assert wandb.calls[0][2]["config"] == {"a": 1}
-    assert wandb.calls[2] == ("log", (expected,), {"step": 5})
+    assert wandb.calls[3] == ("log", ({"step": 5, **expected},), {})  # a row of its own, also for a step told twice
     with Run.open(folder, sinks=[WandB(folder, {"a": 1})]) as run:
         run.log(6, values)
-    assert wandb.calls[4][2]["id"] == wandb.calls[0][2]["id"]
+    assert wandb.calls[5][2]["id"] == wandb.calls[0][2]["id"]
 
 
 @pytest.mark.parametrize(("package", "extra"), [("tensorboardX", "tensorboard"), ("wandb", "wandb")])

@@ -254,12 +254,21 @@ def quick(monkeypatch):
 def test_a_dead_worker_of_this_machine_is_no_obstacle(tmp_path, quick):
     path = tmp_path / "lease"
     for _ in range(2):
-        path.write_text(json.dumps({"token": "other", "host": "here", "process": 1}))
+        path.write_text(json.dumps({"token": "other", "host": "here", "process": 2**22 + 1}))  # no process has it
         begin = time.monotonic()
         with Lease(path, tmp_path / "run", 0, host="here") as mine:
             assert time.monotonic() - begin < 0.4
             assert json.loads(path.read_text())["token"] == mine.record["token"]
         assert not path.exists()
+
+
+def test_a_worker_of_this_machine_that_lives_has_to_be_silent_first(tmp_path, quick):
+    """It may not have come as far as the run's lock, which is made after JAX is loaded."""
+    path = tmp_path / "lease"
+    path.write_text(json.dumps({"token": "other", "host": "here", "process": os.getppid()}))
+    begin = time.monotonic()
+    with Lease(path, tmp_path / "run", 0, host="here"):
+        assert time.monotonic() - begin > 0.5
 
 
 def test_another_machine_has_to_be_silent_first(tmp_path, quick):

@@ -175,7 +175,9 @@ def test_a_training_that_was_stopped_goes_on_exactly(
         walker.train(tmp_path / "parts", 160, seed=0)
     assert not (tmp_path / "parts" / "ant.npz").exists()
     for seed, steps in ((1, 160), (0, 80)):
-        with pytest.raises(UhmError, match=r"training\.npz is of --(seed 0, not 1|steps 160, not 80): train in another"):
+        with pytest.raises(
+            UhmError, match=r"training\.npz is of --(seed 0, not 1|steps 160, not 80): train in another"
+        ):
             walker.train(tmp_path / "parts", steps, seed=seed)
     walker.train(tmp_path / "parts", 160, seed=0)
     whole, parts = ((tmp_path / name / "training.npz").read_bytes() for name in ("whole", "parts"))

@@ -1,11 +1,21 @@
-"""Progress for those who do not watch: a line for every tenth, where standard error is a pipe or a job's log."""
+"""Output for those who do not watch, in a pipe or a job's log: a line for every tenth, and tables of any width."""
 
 import datetime
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
+_WIDE = 1000
 Tell = Callable[[int, str], None]  # how much is done, and what else there is to say
+
+
+def console() -> Any:
+    """Where tables are printed: as wide as the terminal, or as they want to be where there is none to fit."""
+    from rich.console import Console
+
+    found = Console()
+    return found if found.is_terminal else Console(width=_WIDE)
 
 
 def tenths(label: str, unit: str, total: int, done: int) -> Tell:

@@ -21,10 +21,13 @@ from uhm import kernels, tasks
 from uhm.agents import descent
 from uhm.agents.base import Agent, Metrics
 from uhm.data.dataset import Dataset
+from uhm.errors import UhmError
 from uhm.numerics import apart
 
 # A critic loss beyond this means divergence: TD errors of 1e6 are a thousand times the largest return there is.
 DIVERGED = 1e12
+
+_RESERVED = {"step", "seconds"}  # of a line of the log
 
 # XLA options for GPUs; other devices ignore them. The networks of an update learn independently of one another, and one
 # small matmul leaves most of a GPU idle, but XLA runs one kernel after another unless told that those of a CUDA graph
@@ -195,6 +198,7 @@ def _chunk(
     @functools.partial(jax.jit, inline=True)  # so that `eval_shape` below and the loop share one trace
     def one(pop: Population, batch: Any) -> tuple[Population, Metrics]:
         new, metrics = agent.update(pop.state, hyper, batch, step_keys(pop.key, pop.step)[1])
+        metrics = _checked(metrics)
         return Population(new, pop.key, pop.alive & healthy(metrics), pop.step + 1), metrics
 
     def body(carry: tuple[Population, Metrics, Any], given: Any) -> tuple[tuple[Population, Metrics, Any], None]:
@@ -220,6 +224,16 @@ def _chunk(
     return state, alive, jax.tree.map(lambda x: x / steps, total)
 
 
+def _checked(metrics: dict[str, Any]) -> Metrics:
+    """An agent's metrics as the numbers that are averaged and logged."""
+    if taken := _RESERVED & set(metrics):
+        raise UhmError(f"the agent logs a metric called '{min(taken)}', which every log has: give it another name.")
+    for name, value in metrics.items():
+        if jnp.shape(value):
+            raise UhmError(f"the agent's metric '{name}' has shape {jnp.shape(value)}, and must be a single number.")
+    return {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+
+
 def _learners(change: Any, state: Any) -> Any:
     """The state with `change` applied to every `descent.State` in it."""
     is_one = lambda node: isinstance(node, descent.State)  # noqa: E731
@@ -239,6 +253,8 @@ def _one_by_one(state: Any) -> bool:
 
 def healthy(metrics: Metrics) -> Bool[Array, "*members"]:
     """Which members have not diverged: all their metrics are finite and the critic's loss is below `DIVERGED`."""
+    if not metrics:
+        return jnp.ones((), bool)
     finite = jnp.stack([jnp.isfinite(value) for value in metrics.values()]).all(0)
     loss = metrics.get("critic_loss")
     return finite if loss is None else finite & (loss < DIVERGED)

@@ -31,6 +31,7 @@ class Report:
         from rich.console import Console
 
         from uhm import report
+        from uhm.lines import console
         from uhm.report.tables import MARKS
 
         with Console(stderr=True).status("starting") as status:
@@ -39,9 +40,9 @@ class Report:
         # Where no setting saw all tasks of an environment, there is nothing to average.
         rows = rows or [row for table in made.tables for row in _overview(table, "task")]
         if rows:
-            Console().print(_table(rows))
+            console().print(_table(rows))
         for log in made.logs:
-            Console().print(_of_logs(log))
+            console().print(_of_logs(log))
         for mark in sorted({mark for _, cell in rows for mark in cell.marks}):
             print(f"{mark}: {MARKS[mark]}.")
         print(f"page: {made.page}; figures: {self.out / 'figures'}; tables: {self.out / 'tables'}")

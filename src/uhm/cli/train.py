@@ -71,7 +71,7 @@ class Train:
         if self.resume is not None:
             self._refuse_beside_resume()
             programs.keep()
-            summary = train.resume(self.resume, show=True, sinks=self._sinks(self.resume, {}))
+            summary = train.resume(self.resume, show=True, sinks=self._sinks(self.resume, _config_of(self.resume)))
             return _end(self.resume, summary)
         names = [field.name for field in dataclasses.fields(Train)]
         common = {n: getattr(self, n) for n in names[2:] if n not in ("run", "resume", "tensorboard", "wandb")}
@@ -98,6 +98,13 @@ class Train:
 
         sinks: list[Any] = [TensorBoard(directory)] if self.tensorboard else []
         return sinks + ([WandB(directory, config, self.wandb)] if self.wandb else [])
+
+
+def _config_of(directory: Path) -> dict[str, Any]:
+    from uhm.runs import Run
+
+    with Run.open(directory, write=False) as run:
+        return run.config
 
 
 def _end(directory: Path, summary: dict[str, Any]) -> int:

@@ -36,6 +36,9 @@ def write(
             write_figure(paths[-1], figure, dpi=200)
     film = _held(frames(drawing))
     with writing(out):
+        for name in ("futures.gif", "futures.mp4", "calibration.json", "calibration.png", "calibration.pdf"):
+            if out / name not in paths:  # what an earlier call left need not be of this member and these horizons
+                (out / name).unlink(missing_ok=True)
         paths.append(save_gif(film, out / "futures.gif") if gif else save(film, out / "futures.mp4", FPS))
     if facts is not None:
         paths.append(out / "calibration.json")

@@ -24,7 +24,7 @@ def calibration(runs: Sequence[Run]) -> Chart | Hint:
             if key == "n" or not points or (key == "truth" and label in taken):
                 continue  # one line for chance is enough
             colour = "#8a94a3" if key == "truth" else COLOURS.get(key, SPARE[len(curves) % len(SPARE)])
-            curves.append(Curve(f"{label} ({run.directory.name})" if label in taken else label, colour, *points))
+            curves.append(Curve(f"{label} ({run.name})" if label in taken else label, colour, *points))
     drawn = nonempty(Panel(task, curves) for task, curves in panels.items())
     if not drawn:
         return Hint("Calibration of the model", "no run holds imagined futures", "uhm imagine RUN")

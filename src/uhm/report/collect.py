@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from uhm import tasks
 from uhm.errors import UhmError
 from uhm.evaluate import Episode, complete, means_by_step
-from uhm.report.settings import PRECISION, Setting, setting, shown
+from uhm.report.settings import PRECISION, Setting, known, setting, shown
 from uhm.runs.files import JsonLines, read_json
 from uhm.tasks import Environment, Task
 
@@ -103,6 +103,7 @@ class Run:
     device: str | None
     versions: dict[str, str | None]
     sessions: list[dict[str, Any]]
+    name: str = ""  # what it is called among the others
 
 
 class Collected(NamedTuple):
@@ -129,12 +130,24 @@ def collect(paths: Iterable[Path]) -> Collected:
         members += own
     if not runs:
         raise UhmError(f"no run in {', '.join(map(str, paths))}: a run is a folder that `uhm train` made.")
-    members = _precise(members)
-    runs = [_with_methods(run, members) for run in runs]
+    members = _precise(_told_apart(members))
+    called = names([run.directory for run in runs])
+    runs = [dataclasses.replace(_with_methods(run, members), name=called[run.directory]) for run in runs]
     members = _once(members)
     if not members and not any(run.environment.own for run in runs):
         raise UhmError(f"nothing to report yet: no run in {', '.join(map(str, paths))} has been evaluated.")
     return Collected(runs, members)
+
+
+def names(directories: Sequence[Path]) -> dict[Path, str]:
+    """What to call run directories: by their own names, or where two have the same by as much of the way as differs."""
+    found = {directory: directory.absolute().name for directory in directories}
+    called = list(found.values())
+    twice = [directory for directory, name in found.items() if called.count(name) > 1]
+    if twice:
+        common = Path(os.path.commonpath([directory.absolute().parent for directory in twice]))
+        found |= {directory: str(directory.absolute().relative_to(common)) for directory in twice}
+    return found
 
 
 def several_seeds(members: Iterable[Member]) -> bool:
@@ -280,6 +293,23 @@ def _times(log: JsonLines) -> tuple[float | None, float | None]:
 def _with_methods(run: Run, members: list[Member]) -> Run:
     own = dict.fromkeys(member.method for member in members if member.run == run.directory)
     return dataclasses.replace(run, methods=tuple(own) or run.methods)
+
+
+def _told_apart(members: list[Member]) -> list[Member]:
+    """Of agents whose preset is not known, the settings in which their members differ."""
+    values: dict[tuple[str, str], set[Any]] = {}
+    for member in members:
+        for name, value in member.setting:
+            values.setdefault((member.agent, name), set()).add(value)
+
+    def differing(member: Member) -> Setting:
+        return tuple(pair for pair in member.setting if len(values[member.agent, pair[0]]) > 1)
+
+    unknown = [not known(member.agent, member.task.environment) for member in members]
+    return [
+        dataclasses.replace(member, setting=differing(member)) if new else member
+        for member, new in zip(members, unknown, strict=True)
+    ]
 
 
 def _precise(members: list[Member]) -> list[Member]:

@@ -25,7 +25,7 @@ def sections(logs: Sequence[Log]) -> list[dict[str, Any]]:
             "others": _table(log, log.others) if log.others else None,
             "runs": [
                 {
-                    "name": run.directory.name,
+                    "name": run.name,
                     "agent": NAMES.get(run.agent, run.agent),
                     "config": _config([member for member in log.members if member.run is run]),
                 }
@@ -44,7 +44,7 @@ def _table(log: Log, metrics: Sequence[str]) -> dict[str, Any]:
 
     def row(member: Member) -> list[Cell]:
         agent = NAMES.get(member.run.agent, member.run.agent)
-        cells = [Cell(member.run.directory.name, member.run.directory.name, "text")] * several_runs
+        cells = [Cell(member.run.name, member.run.name, "text")] * several_runs
         cells += [Cell(str(member.index), str(member.index))] + [Cell(agent, agent, "text")] * several_agents
         for name in log.columns:
             text = shown(member.hyper[name]) if name in member.hyper else "–"

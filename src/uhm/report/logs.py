@@ -162,8 +162,8 @@ def lines(log: Log) -> list[Line]:
     labels = [label for _, label in found]
     twice = {label for label in labels if labels.count(label) > 1}
     return [
-        Line(f"{label}, {directory.name}" if label in twice else label, members)
-        for (directory, label), members in found.items()
+        Line(f"{label}, {members[0].run.name}" if label in twice else label, members)
+        for (_, label), members in found.items()
     ]
 
 
@@ -243,7 +243,7 @@ def to_csv(logs: Sequence[Log]) -> str:
     for log in logs:
         for member in log.members:
             own = [shown(member.hyper[name]) if name in member.hyper else "" for name in varied]
-            about = [log.title, member.run.directory.name, member.index, member.run.agent]
+            about = [log.title, member.run.name, member.index, member.run.agent]
             numbers = ["" if (value := member.last(name)) is None else repr(value) for name in metrics]
             writer.writerow([*about, *own, member.seed, member.steps[-1], str(member.diverged).lower(), *numbers])
     return text.getvalue()

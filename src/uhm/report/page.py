@@ -195,7 +195,7 @@ def _pictures(runs: Sequence[Run]) -> list[dict[str, Any]]:
                         "data": f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}",
                         "film": kind.startswith("video"),
                         "imagined": imagined,
-                        "caption": f"{run.directory.name}: {what}",
+                        "caption": f"{run.name}: {what}",
                     }
                 )
     return found
@@ -252,5 +252,5 @@ def _versions(runs: Sequence[Run]) -> list[dict[str, Any]]:
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for run in runs:
         key = tuple((package, version) for package, version in run.versions.items() if version)
-        found.setdefault(key, []).append(run.directory.name)
+        found.setdefault(key, []).append(run.name)
     return [{"versions": list(key), "runs": names, "all": len(found) == 1} for key, names in found.items() if key]

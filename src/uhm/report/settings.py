@@ -19,6 +19,8 @@ def setting(config: dict[str, Any], hyper: dict[str, Any], environment: Environm
     """In what a member differs from the preset of its agent and environment."""
     usual = _usual(config["agent"], environment)
     own = {**config.get("config", {}), **hyper}
+    if not usual:  # an agent of one's own whose module is not at hand: `collect` keeps what its members differ in
+        return tuple(sorted((name, _plain(value)) for name, value in own.items() if name not in _NO_SETTING))
     # Any other value that this version does not know, or the run's version did not, is the same for all.
     differs = {n: v for n, v in own.items() if n in usual and n not in _NO_SETTING and _plain(v) != usual[n]}
     differs |= {name: own[name] for name, value in _GONE.items() if own.get(name, value) != value}
@@ -27,9 +29,12 @@ def setting(config: dict[str, Any], hyper: dict[str, Any], environment: Environm
     differs |= {name: config[name] for name in ("dataset", "transitions") if config.get(name) is not None}
     if config.get("normalise", False) != environment.own:  # the default: only logs are scaled
         differs["normalise"] = not environment.own
-    # An agent of one's own whose module is not at hand has no known preset, but members that were told apart.
-    differs |= {name: own[name] for name in config.get("axes", {}) if name not in usual}
     return tuple(sorted((name, _plain(value)) for name, value in differs.items()))
+
+
+def known(agent: str, environment: Environment) -> bool:
+    """Whether there is a preset to differ from."""
+    return bool(_usual(agent, environment))
 
 
 @functools.cache

@@ -34,6 +34,7 @@ MARKS = {
     "h": "matrix multiplications in bfloat16",
     "i": "generated data, not OGBench's files",
     "j": "far fewer transitions than the protocol's",
+    "k": "tasks have different seeds: the standard deviation is over those that all have",
 }
 
 
@@ -60,9 +61,9 @@ class Cell:
     @property
     def verdict(self) -> Literal["above", "below", "same", ""]:
         """Whether ours is above or below the paper's by more than one standard deviation of the two together."""
-        if self.difference is None or self.paper is None:
+        if self.difference is None or self.paper is None or math.isnan(self.paper.std):
             return ""
-        spread = math.hypot(self.std or 0.0, 0.0 if math.isnan(self.paper.std) else self.paper.std)
+        spread = math.hypot(self.std or 0.0, self.paper.std)  # of one seed of ours nothing is known
         return "same" if abs(self.difference) <= spread else "above" if self.difference > 0 else "below"
 
 
@@ -184,10 +185,12 @@ def cell(
         iqm=float(statistics.iqm(np.concatenate(strata))),
         interval=found.mean if found else None,
         iqm_interval=found.iqm if found else None,
-        seeds=len(seeds),
+        seeds=min(len({member.seed for member in own}) for own in members.values()),
         steps=min(member.reached for member in everyone),
         paper=paper,
-        marks=_marks(everyone, len(seeds), len(members) < len(wanted)),
+        marks=_marks(
+            everyone, [{member.seed for member in own} for own in members.values()], len(members) < len(wanted)
+        ),
     )
 
 
@@ -240,17 +243,18 @@ def _paper(
     return Result(float(np.mean(means)), math.nan) if len(means) == len(found) else None
 
 
-def _marks(members: Sequence[Member], seeds: int, part: bool) -> str:
+def _marks(members: Sequence[Member], seeds: Sequence[set[int]], part: bool) -> str:
     marks = {
         "a": any(len(member.evaluations) < LAST for member in members),
         "b": any(not member.finished for member in members),
         "c": any(member.steps < member.task.environment.steps for member in members),
-        "d": any(seeds < member.task.environment.seeds for member in members),
+        "d": any(min(map(len, seeds)) < member.task.environment.seeds for member in members),
         "e": part,
         "f": any(member.diverged for member in members),
         "g": any(member.steps > member.task.environment.steps for member in members),
         "h": any(member.precision == "bfloat16" for member in members),
         "i": any(member.data.get("generated") and official(member.task.environment) for member in members),
         "j": any(shortfall(n, m.task.environment) for m in members if (n := m.data.get("transitions")) is not None),
+        "k": any(other != seeds[0] for other in seeds),
     }
     return "".join(letter for letter, holds in marks.items() if holds)

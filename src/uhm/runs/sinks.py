@@ -67,9 +67,11 @@ class WandB:
                 id=self._id(),
                 resume="allow",
             )
+            # W&B keeps one row for a step, and two evaluations may come at one: so the step is a number like others.
+            self._run.define_metric("*", step_metric="step")
             # What comes late is drawn where it belongs.
             self._run.define_metric("eval/*", step_metric="eval/step")
-        self._run.log(values, step=step)
+        self._run.log({"step": step, **values})
 
     def close(self) -> None:
         if self._run is not None:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 from uhm import horizons, presets, tasks
 from uhm.agents import Family, family
@@ -120,13 +120,13 @@ def resolve(
     agent: str = "uhm",
     what: str | Task | Sequence[str | Task] = "rooms",
     *,
-    seeds: int | Sequence[int] | None = None,
-    steps: int | None = None,
-    eval_interval: int | None = None,
-    eval_episodes: int | None = None,
-    log_interval: int | None = None,
-    checkpoint_interval: int | None = None,
-    keep_checkpoints: int | None = None,
+    seeds: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    steps: SupportsIndex | None = None,
+    eval_interval: SupportsIndex | None = None,
+    eval_episodes: SupportsIndex | None = None,
+    log_interval: SupportsIndex | None = None,
+    checkpoint_interval: SupportsIndex | None = None,
+    keep_checkpoints: SupportsIndex | None = None,
     normalise: bool | None = None,
     env: str | None = None,
     **settings: Any,
@@ -141,10 +141,12 @@ def resolve(
         raise UhmError(
             "there is no simulator to evaluate in: name one with env, or leave out eval_interval and eval_episodes."
         )
-    steps = environment.steps if steps is None else steps
+    length, chosen, episodes, kept = (_python(n) for n in (steps, seeds, eval_episodes, keep_checkpoints))
+    length = environment.steps if length is None else length
     intervals = {"eval": eval_interval, "log": log_interval, "checkpoint": checkpoint_interval}
-    counts = {"steps": steps, **{f"{name}_interval": value for name, value in intervals.items()}}
-    counts |= {"eval_episodes": eval_episodes, "keep_checkpoints": keep_checkpoints}
+    intervals = {name: _python(value) for name, value in intervals.items()}
+    counts = {"steps": length, **{f"{name}_interval": value for name, value in intervals.items()}}
+    counts |= {"eval_episodes": episodes, "keep_checkpoints": kept}
     for name, value in {**counts, "transitions": settings.get("transitions")}.items():
         if value is not None:
             _at_least(name, value, 1)
@@ -155,20 +157,20 @@ def resolve(
         rest["data_dir"] = str(Path(rest["data_dir"]).expanduser().absolute())
     config, hyper, axes = _values(kind, environment, settings)
     if "steps" in hyper:  # for an agent with a schedule
-        hyper["steps"] = steps
+        hyper["steps"] = length
     plan = Plan(
         agent=agent,
         tasks=tuple(task.name for task in wanted),
-        seeds=_seeds(environment.seeds if seeds is None else seeds),
-        steps=steps,
+        seeds=_seeds(environment.seeds if chosen is None else chosen),
+        steps=length,
         config=config,
         hyper=hyper,
         axes=axes,
-        eval_episodes=50 if eval_episodes is None else eval_episodes,
+        eval_episodes=50 if episodes is None else episodes,
         normalise=normalise,
-        keep_checkpoints=2 if keep_checkpoints is None else keep_checkpoints,
+        keep_checkpoints=2 if kept is None else kept,
         env=env,
-        **_intervals(steps, 500 if environment is tasks.ROOMS else 1000, **intervals),
+        **_intervals(length, 500 if environment is tasks.ROOMS else 1000, **intervals),
         **rest,
     )
     if plan.placement not in ("device", "host"):
@@ -232,7 +234,7 @@ def _values(kind: Family, environment: Environment, given: dict[str, Any]) -> tu
     for name, value in given.items():
         if name not in configs and name not in hypers:
             raise unknown("setting", name, [*configs, *hypers], f"{kind.name} has no such hyperparameter.")
-        value = value.tolist() if hasattr(value, "tolist") else value  # an axis may well be numpy.linspace(...)
+        value = _python(value)
         values = [value] if name == "hidden" or not isinstance(value, list | tuple) else list(value)
         if not values or any(values.count(one) > 1 for one in values):
             raise UhmError(f"{name} is {values}, and must be one value or several different ones.")
@@ -253,6 +255,13 @@ def _values(kind: Family, environment: Environment, given: dict[str, Any]) -> tu
         for one in axes.get(name, [value]):
             _check_hyper(name, one, name in flags)
     return configs, hypers, axes
+
+
+def _python(value: Any) -> Any:
+    """Python's own numbers: an axis may well be numpy.linspace(...), or a list of what numpy or JAX computed."""
+    if isinstance(value, list | tuple):
+        return type(value)(_python(one) for one in value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _check_config(kind: Family, name: str, value: Any) -> None:

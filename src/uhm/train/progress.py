@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from uhm import presets, tasks
-from uhm.lines import tenths
+from uhm.lines import console, tenths
 from uhm.population import Member
 from uhm.train import names
 from uhm.train.names import Setting
@@ -133,4 +133,4 @@ def by_task(members: Sequence[Member], successes: dict[int, float]) -> dict[str,
 
 
 def show(renderable: Any) -> None:
-    Console().print(renderable)
+    console().print(renderable)

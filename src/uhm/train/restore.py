@@ -82,8 +82,15 @@ class Restored(NamedTuple):
             return out(s_n), ended
 
         def of(key: Any, s: ArrayLike, a: ArrayLike, n: ArrayLike = 1) -> tuple[Any, Any]:
-            s, a = np.asarray(s, np.float32), np.asarray(a, np.float32)
-            return draw(key, s, a, np.broadcast_to(np.asarray(n, np.int32), s.shape[:-1]))
+            s, a, steps = np.asarray(s, np.float32), np.asarray(a, np.float32), np.asarray(n)
+            for name, x, size in (("s", s, self.spec.observation_size), ("a", a, self.spec.action_size)):
+                if x.shape[-1:] != (size,) or x.shape[:-1] != s.shape[:-1]:
+                    raise UhmError(f"{name} has shape {x.shape}, and must be rows of {size} numbers, as many as of s.")
+            if steps.shape not in ((), s.shape[:-1]):
+                raise UhmError(f"n has shape {steps.shape}: give one horizon, or one for each row of s.")
+            if steps.dtype.kind not in "iu" or steps.min(initial=1) < 1:
+                raise UhmError(f"n is {n}, and must be whole numbers from 1 on.")
+            return draw(key, s, a, np.broadcast_to(steps.astype(np.int32), s.shape[:-1]))
 
         return of
 
@@ -117,11 +124,13 @@ class Restored(NamedTuple):
         return of
 
 
-def load_run(directory: Path | str, step: Step = "last") -> Restored:
+def load_run(directory: Path | str, step: Step | str = "last") -> Restored:
     """The run in `directory` as of a checkpoint: the last one, the best evaluated one, or that of a step."""
+    if not (step in ("last", "best") or (isinstance(step, int) and not isinstance(step, bool))):
+        raise UhmError(f"step is {step!r}, and must be 'last', 'best' or a whole number.")
     with Run.open(Path(directory), write=False) as run:
         plan = Plan.from_json(run.config)
-        wanted = _best(run, plan) if step == "best" else None if step == "last" else step
+        wanted = _best(run, plan) if step == "best" else None if step == "last" else int(step)
         if not run.steps():
             raise UhmError(f"{directory} has no checkpoint yet.")
         spec = _read_spec(run)
