@@ -13,6 +13,7 @@ import pytest
 
 from small_runs import make_data
 from uhm import cli, imagine, population, tasks
+from uhm.agents import spec_of
 from uhm.data.dataset import make_dataset
 from uhm.errors import UhmError
 from uhm.imagine import calibrate
@@ -35,7 +36,7 @@ def untrained(directory, agent, what, data_dir, data=None, **settings):
     """A run that ended at once: its checkpoint holds the first parameters as those of the last step."""
     plan = resolve(agent, what, data_dir=str(data_dir), steps=STEPS, hidden=(8,), flow_steps=1, ode="euler", **settings)
     with Run.create(directory, plan.to_json()) as run:
-        agent, hyper = build(plan, keep_spec(run, plan, data_of(plan) if data is None else data))
+        agent, hyper = build(plan, keep_spec(run, spec_of(data_of(plan) if data is None else data, plan.k_max())))
         state = population.init(agent, plan.members(), hyper)
         run.save(STEPS, state._replace(step=jnp.asarray(STEPS, jnp.int32)), block=True)
     return directory

@@ -173,3 +173,9 @@ def test_names_of_logs():
     assert tasks.task("minari:a/b-v0").environment.title == "a-b-v0"
     assert tasks.task("cube-double-play-task2").environment.title == "cube-double-play"
     assert tasks.task("/x/y.npz").environment.tasks == (tasks.task("/x/y.npz"),)
+
+
+def test_logs_that_are_too_short_leave_no_run_behind(log, tmp_path):
+    with pytest.raises(UhmError, match="no trajectory has 1000 transitions: take fewer at once"):
+        train("mac", str(log), run=tmp_path / "run", chunk=1000, hidden=(8,), steps=4)
+    assert not (tmp_path / "run").exists()

@@ -81,6 +81,12 @@ def test_ill_shaped_experts_are_refused(changes: dict[str, Any], message: str, t
         generate.make(tasks.environment("antmaze-large-navigate"), tmp_path, episodes=1, expert=path)
 
 
+def test_an_expert_is_an_npz_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "e.npy", np.zeros(3))
+    with pytest.raises(UhmError, match="is not an npz file of arrays"):
+        expert.load(tmp_path / "e.npy", 29, 8)
+
+
 # --- the program ------------------------------------------------------------------------------------------------------
 
 

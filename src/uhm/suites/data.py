@@ -23,7 +23,7 @@ def missing(wanted: Sequence[Population]) -> list[tuple[Environment, Path]]:
             find(population.environment, directory, dataset=plan.dataset)
         except UhmError:
             absent[population.environment, directory] = None
-        if plan.dataset is None and under_way(population.environment, directory):
+        if plan.dataset is None and plan.transitions is None and under_way(population.environment, directory):
             absent[population.environment, directory] = None
     return list(absent)
 
@@ -33,7 +33,8 @@ def under_way(environment: Environment, directory: Path) -> bool:
     if not environment.sharded:
         return False
     making = (directory / f"{environment.dataset}.parts").exists()
-    return making or any((directory / environment.dataset).glob("*.part"))
+    # A part beside the whole file is what some earlier download left.
+    return making or any(not path.with_suffix("").exists() for path in (directory / environment.dataset).glob("*.part"))
 
 
 def provide(wanted: Sequence[Population], make_data: bool) -> None:

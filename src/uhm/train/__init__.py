@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from uhm.agents import spec_of
+from uhm.agents import Spec, spec_of
 from uhm.data import Dataset
 from uhm.data.available import shortfall
 from uhm.errors import UhmError
@@ -52,9 +52,9 @@ def train(
 
 def start(plan: Plan, directory: Path, *, show: bool = False, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
     """A new run of `plan` in `directory`."""
-    dataset = _ready(plan)  # before the directory is made: what cannot begin must not leave an empty run behind
+    ready = _ready(plan)  # before the directory is made: what cannot begin must not leave an empty run behind
     kept = plan.keep_checkpoints
-    with Run.create(directory, plan.to_json(), keep=kept, sinks=sinks) as run, session(plan, run, dataset) as training:
+    with Run.create(directory, plan.to_json(), keep=kept, sinks=sinks) as run, session(plan, run, *ready) as training:
         return _finish(training, directory, show)
 
 
@@ -74,19 +74,20 @@ def resume(directory: Path | str, *, show: bool = False, sinks: Sequence[Sink] =
             if show:
                 _show(plan, finished, f"{directory} is finished; nothing is left to do.")
             return finished
-        with session(plan, run, _ready(plan)) as training:
+        with session(plan, run, *_ready(plan)) as training:
             training.restore()
             return _finish(training, directory, show)
 
 
-def _ready(plan: Plan) -> Dataset:
-    """The plan's data, of which a batch can be drawn, and a simulator of the user's own tried out."""
+def _ready(plan: Plan) -> tuple[Dataset, Spec]:
+    """The plan's data, of which a batch can be drawn, and their spec. A simulator of the user's own is tried out."""
     dataset = data_of(plan)
-    agent, _ = build(plan, spec_of(dataset, plan.k_max()))
+    spec = spec_of(dataset, plan.k_max())
+    agent, _ = build(plan, spec)
     jax.eval_shape(lambda key: agent.sample.draw(dataset, key), jax.random.key(0))
     if simulator := plan.simulator(dataset.observations.shape[1], dataset.actions.shape[1]):
         simulator.check(float(abs(dataset.actions).max()))
-    return dataset
+    return dataset, spec
 
 
 def _finish(training: Training, directory: Path, show: bool) -> dict[str, Any]:

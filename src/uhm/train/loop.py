@@ -248,9 +248,9 @@ def advance(agent: Agent, state: Population, hyper: Any, data: Dataset, steps: i
 
 
 @contextmanager
-def session(plan: Plan, run: Run, dataset: Dataset) -> Iterator[Training]:
+def session(plan: Plan, run: Run, dataset: Dataset, spec: Spec) -> Iterator[Training]:
     """A training with its evaluator, which ends with it."""
-    spec = keep_spec(run, plan, dataset)
+    spec = keep_spec(run, spec)
     with _evaluator(plan, spec) as evaluator:
         training = Training(plan, run, evaluator, dataset, spec)
         try:

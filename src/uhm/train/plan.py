@@ -312,14 +312,14 @@ def _check_hyper(name: str, value: Any, flag: bool) -> None:
         raise UhmError(f"{name} is {value!r}, and must be True or False.")
     if name not in _RANGES:
         return
-    if name == "actor_period" and not float(value).is_integer():
-        raise UhmError(f"{name} is {value}, and must be a whole number.")
     low, high, with_low, with_high = _RANGES[name]
     ok = isinstance(value, int | float) and not isinstance(value, bool)
     ok = ok and (low <= value if with_low else low < value)
     if not (ok and (value <= high if with_high else value < high)):
         interval = f"{'[' if with_low else '('}{low:g}, {high:g}{']' if with_high else ')'}"
         raise UhmError(f"{name} is {value}, and must be in {interval}.")
+    if name == "actor_period" and not float(value).is_integer():
+        raise UhmError(f"{name} is {value}, and must be a whole number.")
 
 
 def _at_least(name: str, value: Any, least: int) -> None:

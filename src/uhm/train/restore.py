@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from uhm import population
-from uhm.agents import Agent, Spec, normalised, spec_of
+from uhm.agents import Agent, Spec, normalised
 from uhm.agents.horizon_model import HorizonModel
-from uhm.data import Dataset, Sampler
+from uhm.data import Sampler
 from uhm.errors import UhmError
 from uhm.evaluate.policy import Policy, make_act
 from uhm.evaluate.records import Episode, by_step, complete
@@ -159,9 +159,8 @@ def build(plan: Plan, spec: Spec) -> tuple[Agent, Any]:
     return agent, population.stack_hyper(kind.Hyper(**plan.hyper), plan.members())
 
 
-def keep_spec(run: Run, plan: Plan, dataset: Dataset) -> Spec:
+def keep_spec(run: Run, spec: Spec) -> Spec:
     """The spec of the run's data, stored with the run the first time; refuses other data after that."""
-    spec = spec_of(dataset, plan.k_max())
     if not (run.directory / SPEC).exists():
         write_json(run.directory / SPEC, {name: np.asarray(value).tolist() for name, value in spec._asdict().items()})
         return spec
