@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import pytest
 
+from report_runs import fake_run
 from uhm import cli
 from uhm.runs import programs
 from uhm.suites import worker
@@ -78,6 +79,17 @@ def test_training_keeps_them(resumed: bool, monkeypatch: pytest.MonkeyPatch, tmp
     arguments = ["--resume", str(tmp_path)] if resumed else ["uhm", "rooms", "--run", str(tmp_path / "run")]
     assert cli.run(["train", *arguments]) == 0
     assert said == ["keep", "train"]
+
+
+def test_who_watches_from_a_resume_on_sees_the_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = fake_run(tmp_path / "run", "uhm", "rooms", lambda *_: 1.0, session=True, alpha=0.7)
+    seen: list[Any] = []
+    monkeypatch.setattr("uhm.runs.WandB", lambda *given: seen.append(given))
+    monkeypatch.setattr("uhm.train.resume", lambda *_, **__: {"environment": "rooms"})
+    monkeypatch.setattr("uhm.cli.train._end", lambda *_: 0)
+    assert cli.run(["train", "--resume", str(run), "--wandb", "mine"]) == 0
+    [(directory, config, project)] = seen
+    assert (directory, project, config["hyper"]["alpha"]) == (run, "mine", 0.7)
 
 
 def test_a_suite_keeps_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

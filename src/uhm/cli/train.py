@@ -71,7 +71,8 @@ class Train:
         if self.resume is not None:
             self._refuse_beside_resume()
             programs.keep()
-            summary = train.resume(self.resume, show=True, sinks=self._sinks(self.resume, _config_of(self.resume)))
+            config = _config_of(self.resume) if self.wandb else {}
+            summary = train.resume(self.resume, show=True, sinks=self._sinks(self.resume, config))
             return _end(self.resume, summary)
         names = [field.name for field in dataclasses.fields(Train)]
         common = {n: getattr(self, n) for n in names[2:] if n not in ("run", "resume", "tensorboard", "wandb")}
