@@ -100,13 +100,6 @@ class Tired(Line):
         return super().reset(seed=seed)
 
 
-class Clear(Line):
-    """One whose pictures say how opaque they are."""
-
-    def render(self) -> Any:
-        return np.full((48, 64, 4), 255, np.uint8)
-
-
 class Unborn(Line):
     """One that cannot be made."""
 
@@ -126,7 +119,7 @@ class Broken(Line):
 gymnasium.register("Line-v0", f"{__name__}:Line", max_episode_steps=6)
 gymnasium.register("Silent-v0", f"{__name__}:Silent")
 gymnasium.register("Unpaid-v0", f"{__name__}:Unpaid", max_episode_steps=6)
-for kind in (Boxed, Many, Filed, Threaded, Tired, Clear):
+for kind in (Boxed, Many, Filed, Threaded, Tired):
     gymnasium.register(f"{kind.__name__}-v0", f"{__name__}:{kind.__name__}", max_episode_steps=6)
 gymnasium.register("Unborn-v0", f"{__name__}:Unborn")
 gymnasium.register("Broken-v0", f"{__name__}:Broken", max_episode_steps=6)
